@@ -159,7 +159,7 @@ class Stored(RayCollector):
     """A collector whose nodes lend no memory, as if they were on other machines."""
 
     def _makers(self, *args: Any) -> list[NodeMaker]:
-        return [replace(maker, num_lent=0) for maker in super()._makers(*args)]
+        return [replace(maker, num_shared_blocks=0) for maker in super()._makers(*args)]
 
 
 def copies(kind: type[RayCollector]) -> float:
@@ -176,9 +176,9 @@ def copies(kind: type[RayCollector]) -> float:
     )
     source, ray = nodes.source, _util.ray()
     source.next(Budget(1, STEPS))
-    while not any(node.ready for node in source.fleet.now.nodes):
-        source.fleet.wait()
-    arrival = next(node.ready[0] for node in source.fleet.now.nodes if node.ready)
+    while not any(node.ready for node in source.controller.now.nodes):
+        source.controller.wait()
+    arrival = next(node.ready[0] for node in source.controller.now.nodes if node.ready)
     into_the_store = 0 if isinstance(arrival.batch, NodeShare) else ray.get(arrival.batch).num_bytes
     batch = nodes.next()
     found = (into_the_store + batch.bytes()) / batch.bytes()

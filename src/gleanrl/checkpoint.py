@@ -212,7 +212,7 @@ class Checkpoint:
                     checked.insert(0 if part.elsewhere else len(checked), part.loading(parts[name]))
                 elif isinstance(part, SourceCollector):
                     loading = part.loading(parts[name], strict=True, keep_ids=bool(buffers))
-                    cut, kept = cut.union(loading.cut), kept.union(loading.kept)
+                    cut, kept = cut.union(loading.cut), kept.union(loading.continued)
                     checked.insert(0, loading.change)  # before parts that can't fail: workers may be lost
                 elif isinstance(part, torch.nn.Module):
                     check_loads(part, parts[name], strict=True)

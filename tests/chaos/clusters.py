@@ -64,9 +64,9 @@ def main(removals: int) -> None:
         batches += [collected(collector) for _ in range(3)]
         assert not {1} & set(rows(batches[-1:])), "the learner goes on with the rest"
         other = cluster.add_node(**NODE, resources=FAR)
-        fleet = collector.source.fleet
-        while fleet.now.nodes[1].down:
-            fleet.wait()  # the new node needs the cores to start
+        controller = collector.source.controller
+        while controller.now.nodes[1].down:
+            controller.wait()  # the new node needs the cores to start
         batches += up_to(collector, 1)
         stats = collector.stats()
         lost = stats.reasons.get("worker", 0) - before.reasons.get("worker", 0)

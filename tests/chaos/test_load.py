@@ -55,7 +55,7 @@ def test_pausing_learner_loses_no_frame(kind, tmp_path):
             record.add(collector.next())
 
         def at_rest() -> bool:
-            words = [view.words for view in collector._crew.dispatcher.words]
+            words = [view.words for view in collector._worker_source.controller.counters]
             return all(word[SERVED] == word[GRANTED] for word in words)
 
         wait_for(at_rest, "workers that wait")

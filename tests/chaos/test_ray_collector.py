@@ -62,7 +62,7 @@ def test_actors_are_killed(ray_session):
         max_restarts=10 * kills,
         timeouts=Timeouts(start_s=600.0),
     )
-    fleet, batches = collector.source.fleet, list[Any]()
+    controller, batches = collector.source.controller, list[Any]()
 
     def collect() -> Any:
         batches.append(collector.next().select("observation", ("collector", "traj_ids")))
@@ -81,8 +81,8 @@ def test_actors_are_killed(ray_session):
         restarts += len(victims)
         while sum(worker.restarts for worker in collector.stats().workers) < restarts:
             collect()
-        while any(node.down for node in fleet.now.nodes):
-            fleet.wait()  # the new node needs the cores to start
+        while any(node.down for node in controller.now.nodes):
+            controller.wait()  # the new node needs the cores to start
     while {*rows(batches[-2:])} != {0, 1}:
         collect()
     stats = collector.stats()

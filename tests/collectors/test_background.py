@@ -266,7 +266,7 @@ class TestCollector:
             rb, env = buffer(), CrookedEnv("raise", 10, script=SHORT)
             collector = make(env, Net(), replay_buffer=rb)
             collector.start()
-            job: Any = collector._handover.background._job  # type: ignore[union-attr]
+            job: Any = collector._delivery.background._job  # type: ignore[union-attr]
             assert job.wait(60)
             with pytest.raises(EnvironmentFailure, match="environment 0"):
                 look(collector)
@@ -326,7 +326,7 @@ class TestCollector:
         collector.start()
         child = os.fork()
         if child == 0:
-            os._exit(collector.is_running() or collector._handover.background.stop(0))  # type: ignore[union-attr]
+            os._exit(collector.is_running() or collector._delivery.background.stop(0))  # type: ignore[union-attr]
         assert os.waitpid(child, 0)[1] == 0
         collector.shutdown()
 

@@ -16,10 +16,10 @@ def test_parsing_changes_nothing_and_adopting_continues() -> None:
     state = checkpoint.saved(first)
     before = other.snapshot()
     found = checkpoint.parse(other, state, strict=True)
-    assert other.snapshot() is not before and other.ledger == before.ledger
+    assert other.snapshot() is not before and other.counts == before.ledger
     calls: list[int] = []
     checkpoint.adopt(other, found, lambda: calls.append(1))
-    assert other.ledger.spent == first.ledger.spent and calls == [1]
+    assert other.counts.spent == first.counts.spent and calls == [1]
 
 
 def test_missing_and_unknown_entries_are_named() -> None:

@@ -8,7 +8,7 @@ import pytest
 from tensordict.nn import InteractionType
 
 from gleanrl.collectors.config import Settings
-from gleanrl.collectors.trajectory_batches import WholeTrajectories
+from gleanrl.collectors.trajectory_batches import CompleteTrajectories
 from gleanrl.data import ListStorage, ReplayBuffer
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingArgumentError, UnsupportedError
 from tests.collectors.helpers import collection
@@ -50,20 +50,20 @@ def test_config_fills_the_collection_options() -> None:
 
 def test_config_makes_the_buffer_feed() -> None:
     buffer = ReplayBuffer(storage=ListStorage(5))
-    assert of().feed is None
-    feed = of(replay_buffer=buffer).feed
-    assert feed is not None and feed.buffer is buffer and not feed.copies
+    assert of().sink is None
+    sink = of(replay_buffer=buffer).sink
+    assert sink is not None and sink.buffer is buffer and not sink.copies
     with pytest.raises(UnsupportedError, match="extend_buffer=False"):
         of(replay_buffer=buffer, extend_buffer=False, postproc=print)
 
 
 def test_trajs_per_batch_wraps_the_source() -> None:
     source = collection(CountingEnv())
-    assert of(nonfinite="mark").whole_or_not(source) is source
-    assert isinstance(of(trajs_per_batch=2).whole_or_not(source), WholeTrajectories)
+    assert of(nonfinite="mark").trajectory_source(source) is source
+    assert isinstance(of(trajs_per_batch=2).trajectory_source(source), CompleteTrajectories)
     for name, value in (("set_truncated", True), ("preemptive_threshold", 0.5), ("nonfinite", "mark")):
         with pytest.raises(UnsupportedError, match=f"trajs_per_batch: it can't be combined with {name}"):
-            of(trajs_per_batch=2, **{name: value}).whole_or_not(source)
+            of(trajs_per_batch=2, **{name: value}).trajectory_source(source)
 
 
 @pytest.mark.parametrize(

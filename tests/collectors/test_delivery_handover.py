@@ -37,9 +37,9 @@ def test_batches_until_the_budget_is_spent() -> None:
 
 def test_batches_outside_the_budget_go_to_the_user() -> None:
     into = buffer()
-    handover = made(feed=BufferSink(into))
+    handover = made(sink=BufferSink(into))
     assert handover.next() is None and len(into) == 4
-    batch = handover.aside(Budget(1, 4).aside())
+    batch = handover.collect_outside_budget(Budget(1, 4).extra_grant())
     assert batch is not None and len(batch) == 4 and len(into) == 4
     assert handover.source.spent == 4
 
@@ -54,7 +54,11 @@ def test_closed_delivery_refuses_every_call() -> None:
     handover = made()
     handover.require_open()
     handover.closed = True
-    for call in (handover.require_open, handover.next, lambda: handover.aside(Budget(1, 4).aside())):
+    for call in (
+        handover.require_open,
+        handover.next,
+        lambda: handover.collect_outside_budget(Budget(1, 4).extra_grant()),
+    ):
         with pytest.raises(ClosedError, match="shut down"):
             call()
 

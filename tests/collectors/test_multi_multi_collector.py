@@ -40,7 +40,7 @@ def test_shutdown_after_a_reported_loss_raises_nothing() -> None:
         os.kill(collector.processes[0], signal.SIGKILL)
         collector.reset()
     # The background thread has continued, and found no worker.
-    while not collector._handover.background._job.ended:
+    while not collector._delivery.background._job.ended:
         time.sleep(0.001)
     for _ in range(2):
         collector.shutdown()

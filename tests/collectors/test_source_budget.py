@@ -74,7 +74,7 @@ def test_beyond_the_budget_nothing_is_left() -> None:
 
 
 def test_rollout_grant_is_a_full_batch_of_the_policy() -> None:
-    assert plan(2, 4, 2, 8).aside() == Grant(2, random=False, counted=False)
+    assert plan(2, 4, 2, 8).extra_grant() == Grant(2, random=False, counted=False)
 
 
 @pytest.mark.parametrize(

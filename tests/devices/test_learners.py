@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from gleanrl.collectors import MultiaSyncDataCollector, MultiSyncDataCollector
-from gleanrl.collectors.workers.worker import Given
+from gleanrl.collectors.workers.worker import PickledPolicy
 from gleanrl.data import LazyTensorStorage, PrioritizedSampler, TensorDictReplayBuffer
 from gleanrl.envs import ParallelEnv
 from tests.devices.counting import WEIGHT, Counter, acted, check_stream, drained, leaves_on, linear
@@ -85,7 +85,7 @@ def test_tensors_of_a_placed_policy_are_sent_on_the_cpu(device: torch.device) ->
     learner = linear().to(device)
     learner.register_buffer("scale", torch.ones(2, device=device))
     learner.tied = learner.weight
-    sent = Given.of({"module": learner, "alone": learner.weight.detach()}, None, placed=True).policy()
+    sent = PickledPolicy.of({"module": learner, "alone": learner.weight.detach()}, None, placed=True).load()
     assert {tensor.device.type for tensor in [*sent["module"].state_dict().values(), sent["alone"]]} == {
         "cpu"
     }

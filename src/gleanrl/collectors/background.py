@@ -19,7 +19,7 @@ class _Signal:
     thread: int | None = None
 
     def __init__(self) -> None:
-        self.making, self.asked = threading.Lock(), threading.Lock()
+        self.making, self.waiting = threading.Lock(), threading.Lock()
 
 
 class Background:
@@ -39,11 +39,11 @@ class Background:
     caller thread at a time.
 
     Args:
-        turn: a bound method, held weakly. It makes one batch and returns whether there may be another one.
+        make_batch: a bound method, held weakly. It makes one batch and returns whether there may be another one.
     """
 
-    def __init__(self, turn: Callable[[], bool]) -> None:
-        self._turn = WeakMethod(turn)
+    def __init__(self, make_batch: Callable[[], bool]) -> None:
+        self._make_batch = WeakMethod(make_batch)
         self._workers = threads.Workers(1, "gleanrl-collector")
         self._job: threads.Job[bool] | None = None
         self._signal = _Signal()
@@ -75,9 +75,9 @@ class Background:
             raise UnsupportedError(
                 "start: the collector is already collecting in the background; call stop() first"
             )
-        signal, turn, activity = _Signal(), self._turn, self._activity
+        signal, make_batch, activity = _Signal(), self._make_batch, self._activity
         activity.begin()
-        self._signal, self._job = signal, self._workers.start(lambda: _run(turn, signal, activity))
+        self._signal, self._job = signal, self._workers.start(lambda: _run(make_batch, signal, activity))
 
     def stop(self, timeout_s: float | None = None) -> bool:
         """Stop the thread after the current batch. Return whether more batches would have followed.
@@ -140,7 +140,7 @@ class Background:
         if not self._inside:
             yield
             return
-        with self._signal.asked:
+        with self._signal.waiting:
             pass  # a caller that waits in `apart` gets the lock first: the lock alone isn't fair
         with self._signal.making:
             yield
@@ -154,7 +154,7 @@ class Background:
         if self._inside or not self.running:
             yield
             return
-        with self._signal.asked, self._signal.making:
+        with self._signal.waiting, self._signal.making:
             yield
 
 
@@ -162,14 +162,14 @@ def _run(method: WeakMethod[Callable[[], bool]], signal: _Signal, activity: thre
     """Call the method until a condition of `Background` ends the run. Return whether more batches may follow."""
     signal.thread = threading.get_ident()
     threads.current.activity = activity
-    taken = paused = False
+    has_collected = paused = False
     try:
-        while not signal.stop and not (taken and signal.pause) and not threads.ending():
-            turn = method()
-            if turn is None or not turn():
+        while not signal.stop and not (has_collected and signal.pause) and not threads.ending():
+            make_batch = method()
+            if make_batch is None or not make_batch():
                 return False
-            taken = True
-            del turn  # between two calls the thread holds no reference that keeps the owner alive
+            has_collected = True
+            del make_batch  # between two calls the thread holds no reference that keeps the owner alive
         paused = not signal.stop and not threads.ending()
         return True
     finally:

@@ -187,7 +187,7 @@ class ConfiguredCollector(DataCollectorBase):
         return True
 
 
-def shown(collector: ConfiguredCollector, parts: str) -> str:
+def repr_of(collector: ConfiguredCollector, parts: str) -> str:
     """Return a collector's repr: its class, the given `parts` and the budget."""
     total = "endless" if collector.total_frames == math.inf else collector.total_frames
     frames = f"frames_per_batch={collector.frames_per_batch}, total_frames={total}"
@@ -200,7 +200,7 @@ class SourceCollector(ConfiguredCollector):
     Args:
         settings: the collector's settings.
         budget: how many frames the collector delivers.
-        handover: hands batches to the user; see `Settings.handover`.
+        delivery: hands batches to the user; see `Settings.delivery`.
         weight_updater: sends weights in place of the collector, or a callable that makes such an updater; None lets the
             collector send them.
         policy: the policy whose weights are sent.
@@ -212,22 +212,22 @@ class SourceCollector(ConfiguredCollector):
         self,
         settings: Settings,
         budget: Budget,
-        handover: BatchDelivery,
+        delivery: BatchDelivery,
         weight_updater: WeightUpdaterBase | Callable[[], WeightUpdaterBase] | None,
         policy: Any,
     ) -> None:
         super().__init__(settings, budget)
-        self._handover = handover
+        self._delivery = delivery
         self.weight_updater = made_updater(weight_updater, policy)
 
     @property
     def closed(self) -> bool:
         """Whether the collector was shut down."""
-        return self._handover.closed
+        return self._delivery.closed
 
     @closed.setter
     def closed(self, closed: bool) -> None:
-        self._handover.closed = closed
+        self._delivery.closed = closed
 
     def stats(self) -> CollectorStats:
         """Return a snapshot of the counters."""
@@ -236,7 +236,7 @@ class SourceCollector(ConfiguredCollector):
     @property
     def source(self) -> Source:
         """The source that makes the batches."""
-        return self._handover.source
+        return self._delivery.source
 
     def serve(
         self, grants: Grants, pack: Callable[[TensorDictBase, tuple[int, int]], Packed]
@@ -248,7 +248,7 @@ class SourceCollector(ConfiguredCollector):
             pack: called with the batch and `Collected.part`. Its result is returned, and must be read before the next
                 call.
         """
-        return self._handover.serve(grants, pack)
+        return self._delivery.serve(grants, pack)
 
     def iterator(self) -> Iterator[TensorDictBase]:
         """Yield batches until the budget is spent, then shut down. With a replay buffer, yield None for each batch.
@@ -280,7 +280,7 @@ class SourceCollector(ConfiguredCollector):
             BudgetSpent: there is no further batch. The collector is shut down.
             UnsupportedError: the collector is collecting in the background.
         """
-        background = self._handover.background
+        background = self._delivery.background
         if background is not None and background.running:
             raise UnsupportedError(
                 "the collector is collecting in the background: sample from its replay buffer, or call stop() first"
@@ -289,7 +289,7 @@ class SourceCollector(ConfiguredCollector):
 
     def _take(self, finish: Finish | None = None) -> TensorDictBase | None:
         try:
-            return self._handover.next(finish)
+            return self._delivery.next(finish)
         except BudgetSpent:
             self.shutdown()
             raise
@@ -304,7 +304,7 @@ class SourceCollector(ConfiguredCollector):
             **kwargs: passed to the environment's `reset`; only without `index`.
         """
         with self.pause():
-            self._handover.require_open()
+            self._delivery.require_open()
             self.source.reset(index if reset_idx is None else reset_idx, **kwargs)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
@@ -318,7 +318,7 @@ class SourceCollector(ConfiguredCollector):
             The last seed that was used: `seed` for one environment.
         """
         with self.pause():
-            self._handover.require_open()
+            self._delivery.require_open()
             return self.source.set_seed(seed, static_seed)
 
     def update_policy_weights_(
@@ -370,7 +370,7 @@ class SourceCollector(ConfiguredCollector):
         """
         if for_all and self.source.pushes_anytime:
             return nullcontext()
-        background = self._handover.background
+        background = self._delivery.background
         if for_all and self.source.pushes_between and background is not None:
             return background.apart()
         return self.pause()
@@ -420,16 +420,16 @@ class SourceCollector(ConfiguredCollector):
             MissingArgumentError: the collector has no replay buffer.
             UnsupportedError: it is already collecting in the background.
         """
-        if self._handover.feed is None:
+        if self._delivery.sink is None:
             raise MissingArgumentError(
                 "start: the collector has no buffer to collect into; make it with replay_buffer="
             )
-        self._handover.require_open()
-        if self._handover.background is None:
-            self._handover.background = Background(self._turn)
-        self._handover.background.start()
+        self._delivery.require_open()
+        if self._delivery.background is None:
+            self._delivery.background = Background(self._make_batch)
+        self._delivery.background.start()
 
-    def _turn(self) -> bool:
+    def _make_batch(self) -> bool:
         try:
             self._take()
         except BudgetSpent:
@@ -445,19 +445,19 @@ class SourceCollector(ConfiguredCollector):
         Raises:
             WorkerTimeoutError: the batch did not end in time. It is still the last one.
         """
-        if self._handover.background is not None:
-            self._handover.background.stop(timeout)
+        if self._delivery.background is not None:
+            self._delivery.background.stop(timeout)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
         """Suspend background collection within a ``with`` block. No effect without background collection."""
-        background = self._handover.background
+        background = self._delivery.background
         with nullcontext() if background is None else background.paused():
             yield
 
     def is_running(self) -> bool:
         """Return whether batches are being collected in the background."""
-        background = self._handover.background
+        background = self._delivery.background
         return background is not None and background.running
 
     def shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
@@ -491,7 +491,7 @@ class SourceCollector(ConfiguredCollector):
         self.shutdown(timeout, close_env)
 
     def _close(self, close_env: bool) -> None:
-        self._handover.show_progress(last=True)
+        self._delivery.show_progress(last=True)
         self.source.close(close_env)
 
     def state_dict(self) -> dict[str, Any]:
@@ -532,7 +532,7 @@ class SourceCollector(ConfiguredCollector):
         self, state: Mapping[str, Any], strict: bool, keep_ids: bool = False, **kwargs: Any
     ) -> Loading:
         """Check a saved state and return the change that loads it; see `Source.loading`."""
-        self._handover.require_open()
+        self._delivery.require_open()
         return self.source.loading(state, strict, keep_ids, **kwargs)
 
 

@@ -228,8 +228,8 @@ def assemble(
     target = devices.storing
     if target is None and not same_device(here, env.device):
         target = env.device
-    shown = here if target == here else plan.device
-    collection = RolloutSource(env, plan, options, shown, weights, generator, numbering, first_id)
+    batch_device = here if target == here else plan.device
+    collection = RolloutSource(env, plan, options, batch_device, weights, generator, numbering, first_id)
     return Assembly(collection, devices, None if target == here else target)
 
 

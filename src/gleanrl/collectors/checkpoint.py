@@ -90,7 +90,7 @@ class Collects(Protocol):
     numbering: Numbering | None
 
     @property
-    def ledger(self) -> FrameCounts:
+    def counts(self) -> FrameCounts:
         """The frame counts."""
 
     @property
@@ -120,7 +120,7 @@ class SavedCollector(NamedTuple):
     strict: bool
     cut: tuple[int, ...]
     """Ids of the open trajectories that can't be continued."""
-    kept: tuple[int, ...]
+    continued: tuple[int, ...]
     """Ids of the open trajectories that continue."""
     renamed: Mapping[int, int]
     """Maps saved ids of continued trajectories to their new ids, where they changed."""
@@ -128,11 +128,11 @@ class SavedCollector(NamedTuple):
 
 def saved(collection: Collects) -> dict[str, Any]:
     """Return the state of the environment and the policy, and of the source under ``"source"``."""
-    ledger = collection.ledger
+    counts = collection.counts
     state: dict[str, Any] = {
         "env_state_dict": dict(collection.env.state_dict()),
-        "frames": ledger.spent,
-        "iter": ledger.batches,
+        "frames": counts.spent,
+        "iter": counts.batches,
         "source": collection.state_dict(),
     }
     policy = collection.plan.policy
@@ -163,7 +163,7 @@ def loading(
         warn(
             f"load_state_dict: {len(found.cut)} trajectories end where they were saved, and new ones begin: {why}"
         )
-    return Loading(partial(adopt, collection, found, load_policy), found.cut, found.kept, found.renamed)
+    return Loading(partial(adopt, collection, found, load_policy), found.cut, found.continued, found.renamed)
 
 
 def parse(
@@ -181,26 +181,28 @@ def parse(
     needed = {"env_state_dict", "frames", "iter"} | ({"policy_state_dict"} if has_policy else set())
     check_entries(state, needed, strict, f"expected {sorted(needed)}")
     # Older states have no "source": counters and ids of the running source are kept, and a reset follows.
-    told = "source" in state
+    has_source = "source" in state
     value = (
-        collection.parse(state["source"]) if told else replace(collection.snapshot(), place=EpisodePosition())
+        collection.parse(state["source"])
+        if has_source
+        else replace(collection.snapshot(), place=EpisodePosition())
     )
     go_on = value.place.carry is not None
     name = collection.numbering or int
-    under_way = tuple(name(number) for number in _under_way(state["source"])) if told else ()
-    cut, kept = ((), under_way) if go_on else (under_way, ())
-    ledger = with_counts(value.ledger, state, type(collection).__name__)
+    under_way = tuple(name(number) for number in _under_way(state["source"])) if has_source else ()
+    cut, continued = ((), under_way) if go_on else (under_way, ())
+    counts = with_counts(value.ledger, state, type(collection).__name__)
     before = after = value.trajectories
     # Frames delivered since the save may be kept by the learner, so their ids must not be used again.
     if not keep_ids:
         after = before.apart_from(collection.trajectories, go_on)
-    value = replace(value, ledger=ledger.cutting(len(cut)), trajectories=after)
+    value = replace(value, ledger=counts.cutting(len(cut)), trajectories=after)
     ids = zip(before.ids.tolist(), after.ids.tolist(), strict=True)
     renamed = {name(old): name(new) for old, new in ids if old != new} if go_on else {}
     env_state = state.get("env_state_dict")
     if env_state is not None:
         check_state(collection.env, env_state)
-    return SavedCollector(value, env_state, strict, cut, kept, renamed)
+    return SavedCollector(value, env_state, strict, cut, continued, renamed)
 
 
 def ahead(state: dict[str, Any], handed_out: TrajectoryIds | None = None) -> dict[str, Any]:
@@ -245,12 +247,12 @@ def check_entries(state: Any, needed: Set[str], strict: bool, hint: str) -> None
         raise SchemaError(f"load_state_dict: unexpected {unexpected}; {hint}")
 
 
-def with_counts(ledger: FrameCounts, state: Mapping[str, Any], of: str) -> FrameCounts:
+def with_counts(counts: FrameCounts, state: Mapping[str, Any], of: str) -> FrameCounts:
     """Return a ledger with the frames and batches of a saved state; `of` names the owner in errors."""
     reader = StateReader(state, of)
-    spent = reader.integer("frames") if "frames" in reader else ledger.spent
-    batches = reader.integer("iter") if "iter" in reader else ledger.batches
-    return replace(ledger, spent=spent, batches=batches)
+    spent = reader.integer("frames") if "frames" in reader else counts.spent
+    batches = reader.integer("iter") if "iter" in reader else counts.batches
+    return replace(counts, spent=spent, batches=batches)
 
 
 def adopt(collection: Collects, found: SavedCollector, also: Callable[[], None] | None = None) -> None:

@@ -18,10 +18,10 @@ from gleanrl.collectors.delivery import (
     BufferSink,
     CollectorProgress,
     PostProcessing,
-    place_postproc,
+    move_postproc,
 )
 from gleanrl.collectors.source import Budget, CollectionOptions, Source, stop_of
-from gleanrl.collectors.trajectory_batches import WholeTrajectories
+from gleanrl.collectors.trajectory_batches import CompleteTrajectories
 from gleanrl.envs.exploration import exploration_from_string
 from gleanrl.errors import InvalidArgumentError, MissingArgumentError, UnsupportedError
 
@@ -64,19 +64,19 @@ class Settings:
             InvalidArgumentError, InvalidTypeError: an argument has a bad value.
             UnsupportedError, MissingArgumentError: arguments exclude each other, or one requires another.
         """
-        given = {field.name: arguments[field.name] for field in fields(cls) if field.name in arguments}
-        kind, mode = given["exploration_type"], arguments.get("exploration_mode")
+        values = {field.name: arguments[field.name] for field in fields(cls) if field.name in arguments}
+        kind, mode = values["exploration_type"], arguments.get("exploration_mode")
         if mode is not None:
             message = "exploration_mode is deprecated; pass exploration_type"
             warnings.warn(message, DeprecationWarning, stacklevel=3)
             kind = mode
-        given["exploration_type"] = exploration_from_string(kind) if isinstance(kind, str) else kind
-        limit = given["max_frames_per_traj"]
-        given["max_frames_per_traj"] = 0 if limit is None else max(0, integer("max_frames_per_traj", limit))
-        flag("track_policy_version", given["track_policy_version"])
+        values["exploration_type"] = exploration_from_string(kind) if isinstance(kind, str) else kind
+        limit = values["max_frames_per_traj"]
+        values["max_frames_per_traj"] = 0 if limit is None else max(0, integer("max_frames_per_traj", limit))
+        flag("track_policy_version", values["track_policy_version"])
         for name in ("split_trajs", "set_truncated", "extend_buffer"):
-            given[name] = bool(given.get(name, getattr(cls, name)))
-        settings = cls(**given)
+            values[name] = bool(values.get(name, getattr(cls, name)))
+        settings = cls(**values)
         settings._check()
         return settings
 
@@ -89,7 +89,7 @@ class Settings:
             raise InvalidArgumentError(
                 "reset_when_done: False isn't supported; write a loop over env.step for that"
             )
-        fed, seen = self.feed is not None, self.postproc is not None or self.split_trajs
+        fed, seen = self.sink is not None, self.postproc is not None or self.split_trajs
         if fed and not self.extend_buffer and seen:
             raise UnsupportedError(
                 "extend_buffer=False: postproc and split_trajs need whole batches; leave these two out, "
@@ -120,11 +120,11 @@ class Settings:
         )
 
     @cached_property
-    def feed(self) -> BufferSink | None:
+    def sink(self) -> BufferSink | None:
         """The sink that writes batches to the replay buffer; None without a buffer."""
         return None if self.replay_buffer is None else BufferSink(self.replay_buffer, self.extend_buffer)
 
-    def handover(
+    def delivery(
         self,
         source: Source,
         budget: Budget,
@@ -143,14 +143,14 @@ class Settings:
             truncated: see `PostProcessing`.
             progress: whether the counters are shown.
         """
-        source = self.whole_or_not(source)
-        place_postproc(self.postproc, storing)
+        source = self.trajectory_source(source)
+        move_postproc(self.postproc, storing)
         steps = (self.split_trajs, self.postproc, self.return_same_td, self.post_collect_hook)
-        delivery = PostProcessing(moved_to, truncated, *steps)
-        shown = CollectorProgress(budget.total_frames) if progress else None
-        return BatchDelivery(source, budget, delivery, self.feed, self.pre_collect_hook, shown)
+        post_processing = PostProcessing(moved_to, truncated, *steps)
+        progress_bar = CollectorProgress(budget.total_frames) if progress else None
+        return BatchDelivery(source, budget, post_processing, self.sink, self.pre_collect_hook, progress_bar)
 
-    def whole_or_not(self, source: Source) -> Source:
+    def trajectory_source(self, source: Source) -> Source:
         """Return a source of whole trajectories if `trajs_per_batch` is set, else `source` unchanged.
 
         Raises:
@@ -171,4 +171,4 @@ class Settings:
                     f"trajs_per_batch: it can't be combined with {name}; leave one of the two out"
                 )
         count = None if self.replay_buffer is not None else int(self.trajs_per_batch)
-        return WholeTrajectories(source, count, self.traj_format != "cat")
+        return CompleteTrajectories(source, count, self.traj_format != "cat")

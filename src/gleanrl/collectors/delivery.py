@@ -102,7 +102,7 @@ class PostProcessing:
         return self._same.copy_(batch)
 
 
-def place_postproc(postproc: Any, device: torch.device | None) -> None:
+def move_postproc(postproc: Any, device: torch.device | None) -> None:
     """Move a `postproc` that has a method ``to`` to the device of delivered batches; None leaves it in place."""
     if postproc is not None and hasattr(postproc, "to") and device is not None:
         postproc.to(device)
@@ -114,27 +114,27 @@ class BufferSink:
     Args:
         buffer: a replay buffer with `extend` and `add`. Other threads may sample from it meanwhile if the buffer
             supports that, as all buffers of this library do.
-        whole: whether a batch is written by one `extend`. Otherwise it is written step by step. Each step goes in by
-            `add` if the environment is a single one, or if the storage has the environments' dimensions, else by
+        by_extend: whether a batch is written by one `extend`. Otherwise it is written step by step. Each step goes in
+            by `add` if the environment is a single one, or if the storage has the environments' dimensions, else by
             `extend`.
 
     Raises:
         InvalidTypeError: `buffer` is not a replay buffer.
     """
 
-    def __init__(self, buffer: Any, whole: bool = True) -> None:
+    def __init__(self, buffer: Any, by_extend: bool = True) -> None:
         try:
             self._adders = buffer.add, buffer.extend
         except AttributeError as cause:
             raise InvalidTypeError(
                 f"replay_buffer: expected a replay buffer, got {type(buffer).__name__}"
             ) from cause
-        self.buffer, self._whole = buffer, whole
+        self.buffer, self._by_extend = buffer, by_extend
 
     @property
     def copies(self) -> bool:
         """Whether the buffer copies a batch at once, and nothing else keeps a reference to it."""
-        return self._whole and (isinstance(self.buffer, RayReplayBuffer) or copies_at_once(self.buffer))
+        return self._by_extend and (isinstance(self.buffer, RayReplayBuffer) or copies_at_once(self.buffer))
 
     @property
     def slot_dims(self) -> int:
@@ -173,7 +173,7 @@ class BufferSink:
 
     def _put(self, batch: TensorDictBase) -> None:
         """Write a batch with one `extend`, or step by step."""
-        if self._whole:
+        if self._by_extend:
             self._adders[1](batch)
             return
         # In a storage with several batch dimensions, one step of all environments is one record.
@@ -257,8 +257,8 @@ class BatchDelivery:
     Args:
         source: makes the batches.
         budget: the number of frames to deliver.
-        delivery: post-processes each batch.
-        feed: writes batches to a buffer; None hands them to the user.
+        post_processing: post-processes each batch.
+        sink: writes batches to a buffer; None hands them to the user.
         before: called before each batch is collected.
         progress: shows the counters; None for no display.
 
@@ -274,13 +274,18 @@ class BatchDelivery:
         self,
         source: Source,
         budget: Budget,
-        delivery: PostProcessing,
-        feed: BufferSink | None = None,
+        post_processing: PostProcessing,
+        sink: BufferSink | None = None,
         before: Callable[[], Any] | None = None,
         progress: CollectorProgress | None = None,
     ) -> None:
-        self.source, self.feed = source, feed
-        self._budget, self._delivery, self._before, self._progress = budget, delivery, before, progress
+        self.source, self.sink = source, sink
+        self._budget, self._post_processing, self._before, self._progress = (
+            budget,
+            post_processing,
+            before,
+            progress,
+        )
 
     def require_open(self) -> None:
         """Raise `ClosedError` if the collector was shut down."""
@@ -304,11 +309,11 @@ class BatchDelivery:
         if not self.source.more(self._budget):
             raise BudgetSpent
         collect = partial(self.source.next, self._budget, self._lends)
-        return self._carried_out(collect, finish if self.feed is None else None, self.feed)
+        return self._deliver_one(collect, finish if self.sink is None else None, self.sink)
 
-    def aside(self, grant: Grant) -> TensorDictBase | None:
+    def collect_outside_budget(self, grant: Grant) -> TensorDictBase | None:
         """Return a batch outside the budget to the user, even if the collector has a buffer."""
-        return self._carried_out(lambda: self.source.collect(grant))
+        return self._deliver_one(lambda: self.source.collect(grant))
 
     def serve(
         self, grants: Grants, pack: Callable[[TensorDictBase, tuple[int, int]], Packed]
@@ -331,11 +336,11 @@ class BatchDelivery:
             part = collected.part
             return collected
 
-        self._carried_out(collect, lambda batch: packed.append(pack(batch, part)))
+        self._deliver_one(collect, lambda batch: packed.append(pack(batch, part)))
         return packed[0]
 
-    def _carried_out(
-        self, collect: Callable[[], Collected], finish: Finish | None = None, feed: BufferSink | None = None
+    def _deliver_one(
+        self, collect: Callable[[], Collected], finish: Finish | None = None, sink: BufferSink | None = None
     ) -> TensorDictBase | None:
         """Collect, post-process and hand over one batch. Return it, or None after writing it to the buffer.
 
@@ -349,10 +354,10 @@ class BatchDelivery:
             with nullcontext() if self.background is None else self.background.making():
                 collected = collect()
             batch = self._finished(collected.batch, finish)
-            if feed is None:
+            if sink is None:
                 return self.source.deliver(collected, batch)
             try:
-                feed.put(batch, lambda: self.source.deliver(collected, batch))
+                sink.put(batch, lambda: self.source.deliver(collected, batch))
                 return None
             except Exception:
                 self.source.lose("buffer")
@@ -365,14 +370,14 @@ class BatchDelivery:
     @property
     def _lends(self) -> bool:
         """Whether each batch is copied before user code can keep it, so that its memory may be reused."""
-        return self._delivery.copies or (
-            self.feed is not None and self.feed.copies and self._delivery.is_plain
+        return self._post_processing.copies or (
+            self.sink is not None and self.sink.copies and self._post_processing.is_plain
         )
 
     def _finished(self, batch: TensorDictBase, finish: Finish | None) -> TensorDictBase:
         """Return the post-processed batch. If user code raises, count the batch as discarded."""
         try:
-            batch = self._delivery(batch)
+            batch = self._post_processing(batch)
             if finish is not None:
                 finish(batch)
             return batch

@@ -91,10 +91,10 @@ class TrajectoryIds:
             env: index of the environment.
         """
         ends = np.argwhere(done.T)  # (k, 2): step, environment
-        mine = [k for k, (_, p) in enumerate(ends) if p == env]
-        if not mine:
+        own_ends = [k for k, (_, p) in enumerate(ends) if p == env]
+        if not own_ends:
             return int(self.ids[env]), int(self.steps[env]) + done.shape[1]
-        return self.next_id + mine[-1], done.shape[1] - 1 - int(ends[mine[-1]][0])
+        return self.next_id + own_ends[-1], done.shape[1] - 1 - int(ends[own_ends[-1]][0])
 
     def record(
         self,
@@ -169,13 +169,13 @@ class TrajectoryIds:
                 if len(self.ids) == len(used.ids)
                 else unused
             )
-            taken = ~(unused | same)
+            clashing = ~(unused | same)
         else:  # trajectories with frames get new ids by that reset
-            taken = (self.steps == 0) & ~unused
+            clashing = (self.steps == 0) & ~unused
         return replace(
             self,
-            ids=_renumbered(self.ids, taken, next_id),
-            next_id=next_id + int(taken.sum()),
+            ids=_renumbered(self.ids, clashing, next_id),
+            next_id=next_id + int(clashing.sum()),
         )
 
     @staticmethod

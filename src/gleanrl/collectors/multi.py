@@ -13,7 +13,7 @@ from tensordict.nn import InteractionType
 
 from gleanrl._process.worker import Timeouts
 from gleanrl._util import integer, optional_callable, positive
-from gleanrl.collectors.base import Setting, SourceCollector, shown
+from gleanrl.collectors.base import Setting, SourceCollector, repr_of
 from gleanrl.collectors.build import CollectorConfig
 from gleanrl.collectors.config import Settings
 from gleanrl.collectors.frame_accounting import Numbering
@@ -31,9 +31,9 @@ from gleanrl.collectors.workers.arguments import (
 )
 from gleanrl.collectors.workers.asynchronous import AsynchronousSource
 from gleanrl.collectors.workers.batching import arrangement_dim
-from gleanrl.collectors.workers.controller import Team
+from gleanrl.collectors.workers.controller import PoolConfig
 from gleanrl.collectors.workers.progress import Restarts
-from gleanrl.collectors.workers.source import CrewSource, initialised
+from gleanrl.collectors.workers.source import WorkerSource, initialised
 from gleanrl.collectors.workers.synchronous import SynchronousSource
 from gleanrl.collectors.workers.worker import CollectorMaker
 from gleanrl.envs.exploration import ExplorationType
@@ -196,10 +196,10 @@ class WorkersCollector(SourceCollector):
         placed = [own.places_policy for own in recipes]
         parts = zip(factories, policies_of(policy, policy_factory, placed), recipes, strict=True)
         makers = [
-            CollectorMaker(factory, given, own, Numbering(worker, count), self._num_slots, prepare=prepare)
-            for worker, (factory, given, own) in enumerate(parts)
+            CollectorMaker(factory, pickled, own, Numbering(worker, count), self._num_slots, prepare=prepare)
+            for worker, (factory, pickled, own) in enumerate(parts)
         ]
-        team = Team(
+        pool_config = PoolConfig(
             makers,
             timeouts_of(timeouts),
             positive("num_sub_threads", num_sub_threads),
@@ -212,13 +212,13 @@ class WorkersCollector(SourceCollector):
         self._cap = _cap_of(num_threads, count)
         self._cap.apply()
         try:
-            source = self._crew = self._made_source(team, dim)
+            source = self._worker_source = self._made_source(pool_config, dim)
             self._ready = True  # from here on `__del__` ends the workers
             budget = Budget(source.num_envs, frames, total_frames, init_random_frames)
             source.lay_out(budget.steps_per_batch)
             storing = source.description.storing
-            handover = settings.handover(source, budget, storing, _storing(source), progress=progress)
-            super().__init__(settings, budget, handover, weight_updater, policy)
+            delivery = settings.delivery(source, budget, storing, _storing(source), progress=progress)
+            super().__init__(settings, budget, delivery, weight_updater, policy)
         except BaseException:
             # Cleared first: if a second interrupt comes during the close, `__del__` finds nothing to shut down.
             ready, self._ready = self._ready, False
@@ -228,14 +228,14 @@ class WorkersCollector(SourceCollector):
                 if ready:
                     with suppress(Exception):
                         # An error of closing would hide the first error, which is the cause.
-                        self._crew.close()
+                        self._worker_source.close()
             raise
 
     _ready = False
-    _crew: CrewSource
+    _worker_source: WorkerSource
 
     @abstractmethod
-    def _made_source(self, team: Team, dim: int | None) -> CrewSource:
+    def _made_source(self, pool_config: PoolConfig, dim: int | None) -> WorkerSource:
         """Return the source, which starts the workers."""
 
     def _dim_of(self, settings: Settings) -> int | None:
@@ -245,12 +245,12 @@ class WorkersCollector(SourceCollector):
     @property
     def num_workers(self) -> int:
         """Number of worker processes."""
-        return self._crew.num_workers
+        return self._worker_source.num_workers
 
     @property
     def processes(self) -> list[int]:
         """The workers' process ids."""
-        return self._crew.dispatcher.processes
+        return self._worker_source.controller.processes
 
     def frames_per_batch_worker(self, worker_idx: int | None = None) -> int:
         """Return the number of frames of a worker's share of a full batch.
@@ -258,8 +258,8 @@ class WorkersCollector(SourceCollector):
         Args:
             worker_idx: index of the worker; None for the first one.
         """
-        crew = self._crew
-        return crew.width * crew.steps(self.frames_per_batch // crew.num_envs)[worker_idx or 0]
+        source = self._worker_source
+        return source.width * source.steps(self.frames_per_batch // source.num_envs)[worker_idx or 0]
 
     def _close(self, close_env: bool) -> None:
         super()._close(close_env)
@@ -267,7 +267,7 @@ class WorkersCollector(SourceCollector):
 
     def __repr__(self) -> str:
         """Show the workers and the budget."""
-        return shown(self, f"num_workers={self.num_workers}")
+        return repr_of(self, f"num_workers={self.num_workers}")
 
 
 class MultiSyncDataCollector(WorkersCollector):
@@ -303,12 +303,12 @@ class MultiSyncDataCollector(WorkersCollector):
     """
 
     def _dim_of(self, settings: Settings) -> int | None:
-        feed = settings.feed if settings.postproc is None else None
-        in_a_row = settings.cat_results is None and feed is not None and feed.slot_dims == 1
+        sink = settings.sink if settings.postproc is None else None
+        in_a_row = settings.cat_results is None and sink is not None and sink.slot_dims == 1
         return 0 if in_a_row else super()._dim_of(settings)
 
-    def _made_source(self, team: Team, dim: int | None) -> CrewSource:
-        return SynchronousSource(team, dim)
+    def _made_source(self, pool_config: PoolConfig, dim: int | None) -> WorkerSource:
+        return SynchronousSource(pool_config, dim)
 
 
 class MultiaSyncDataCollector(WorkersCollector):
@@ -340,8 +340,8 @@ class MultiaSyncDataCollector(WorkersCollector):
             )
         return None
 
-    def _made_source(self, team: Team, dim: int | None) -> CrewSource:
-        return AsynchronousSource(team)
+    def _made_source(self, pool_config: PoolConfig, dim: int | None) -> WorkerSource:
+        return AsynchronousSource(pool_config)
 
 
 class aSyncDataCollector(MultiaSyncDataCollector):
@@ -361,17 +361,17 @@ class aSyncDataCollector(MultiaSyncDataCollector):
     """
 
     def __init__(self, create_env_fn: Any, policy: Any = None, **kwargs: Any) -> None:
-        given = create_env_fn if isinstance(create_env_fn, (list, tuple)) else [create_env_fn]
-        if len(given) != 1:
+        factories = create_env_fn if isinstance(create_env_fn, (list, tuple)) else [create_env_fn]
+        if len(factories) != 1:
             raise LengthError(
-                f"create_env_fn: expected one, got {len(given)}; use MultiaSyncDataCollector for several workers"
+                f"create_env_fn: expected one, got {len(factories)}; use MultiaSyncDataCollector for several workers"
             )
-        super().__init__(given, policy, **kwargs)
+        super().__init__(factories, policy, **kwargs)
 
 
-def _storing(source: CrewSource) -> torch.device | None:
+def _storing(source: WorkerSource) -> torch.device | None:
     """Return the device that batches have to be moved to; None if they stay on the CPU."""
-    places = {str(found.storing) for found in source.dispatcher.descriptions}
+    places = {str(found.storing) for found in source.controller.descriptions}
     storing = source.description.storing
     return storing if len(places) == 1 and storing is not None and storing.type != "cpu" else None
 

@@ -118,8 +118,8 @@ class PolicyWeights:
                 raise PolicyError("update_policy_weights_: the policy isn't a module and has no weights")
             return
         if weights is not None or self.policy is not self._source:
-            given = weights_of(self._source if weights is None else weights)
-            copy_weights(given, TensorDict.from_module(self.policy))
+            new_weights = weights_of(self._source if weights is None else weights)
+            copy_weights(new_weights, TensorDict.from_module(self.policy))
         self.received()
 
     def received(self) -> None:
@@ -144,12 +144,12 @@ def chosen_weights(policy_or_weights: Any, named: Mapping[str, Any]) -> Any:
             f"update_policy_weights_: a collector has one policy, 'policy', got {sorted(models)}"
         )
     forms = (policy_or_weights, *(named.get(name) for name in ("policy_weights", "weights", "policy")))
-    given = [form for form in (*forms, several and several["policy"]) if form is not None]
-    if len(given) > 1:
+    passed = [form for form in (*forms, several and several["policy"]) if form is not None]
+    if len(passed) > 1:
         raise InvalidArgumentError(
             "update_policy_weights_: the weights were passed under several names; pass them once"
         )
-    return given[0] if given else None
+    return passed[0] if passed else None
 
 
 def weights_of(source: Any) -> TensorDictBase:
@@ -184,8 +184,10 @@ def copy_pairs(pairs: Pairs) -> None:
     """Copy the second tensor of each pair into the first, in place, all or none."""
 
     def change() -> None:
-        for mine, given in pairs:
-            mine.detach().copy_(given.detach())  # not `torch.no_grad`: an interrupt could leave gradients off
+        for target, value in pairs:
+            target.detach().copy_(
+                value.detach()
+            )  # not `torch.no_grad`: an interrupt could leave gradients off
 
     to_the_end(change)
 
@@ -195,26 +197,26 @@ def matched_weights(weights: TensorDictBase, target: TensorDictBase) -> Pairs:
 
     If only the given paths begin with ``"module"``, that part is dropped: wrappers such as `TensorDictModule` add it.
     """
-    own, given = flatten(target), flatten(weights)
-    if all(path[0] == "module" for path in given) and not any(path[0] == "module" for path in own):
-        given = {path[1:]: value for path, value in given.items()}
-    if set(own) != set(given):
+    own, values = flatten(target), flatten(weights)
+    if all(path[0] == "module" for path in values) and not any(path[0] == "module" for path in own):
+        values = {path[1:]: value for path, value in values.items()}
+    if set(own) != set(values):
         raise SchemaError(
-            f"update_policy_weights_: missing {sorted(set(own) - set(given))}, "
-            f"unexpected {sorted(set(given) - set(own))}"
+            f"update_policy_weights_: missing {sorted(set(own) - set(values))}, "
+            f"unexpected {sorted(set(values) - set(own))}"
         )
-    for path, mine in own.items():
-        value = given[path]
-        if value.is_meta and not mine.is_meta:
+    for path, own_leaf in own.items():
+        value = values[path]
+        if value.is_meta and not own_leaf.is_meta:
             raise SchemaError(
                 f"update_policy_weights_: {as_key(path)!r} is on the meta device and has no values"
             )
-        if mine.shape != value.shape or mine.dtype is not value.dtype:
+        if own_leaf.shape != value.shape or own_leaf.dtype is not value.dtype:
             raise SchemaError(
-                f"update_policy_weights_: {as_key(path)!r} expected shape {tuple(mine.shape)} "
-                f"{mine.dtype}, got {tuple(value.shape)} {value.dtype}; nothing is cast or broadcast"
+                f"update_policy_weights_: {as_key(path)!r} expected shape {tuple(own_leaf.shape)} "
+                f"{own_leaf.dtype}, got {tuple(value.shape)} {value.dtype}; nothing is cast or broadcast"
             )
-    return [(mine, given[path]) for path, mine in own.items()]
+    return [(own_leaf, values[path]) for path, own_leaf in own.items()]
 
 
 def on_meta(module: torch.nn.Module) -> bool:
@@ -262,10 +264,10 @@ def check_loads(
             )
 
 
-def _fits(own: Any, given: Any) -> bool:
+def _fits(own: Any, value: Any) -> bool:
     if not isinstance(own, torch.Tensor) or is_lazy(own):
         return True
-    return isinstance(given, torch.Tensor) and own.shape == given.shape
+    return isinstance(value, torch.Tensor) and own.shape == value.shape
 
 
 def _shape(value: Any) -> str:

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
-from gleanrl.collectors.base import Setting, SourceCollector, shown
+from gleanrl.collectors.base import Setting, SourceCollector, repr_of
 from gleanrl.collectors.build import CollectorConfig, assemble, made_env, registered
 from gleanrl.collectors.config import Settings
 from gleanrl.collectors.policy_weights import made_policy
@@ -169,9 +169,9 @@ class SyncDataCollector(SourceCollector):
             self.env, self.plan = collection.env, collection.plan
             self.policy, storing = self.plan.policy, self.devices.storing
             truncated = self.env.done_keys if settings.set_truncated else ()
-            handover = settings.handover(collection, budget, storing, moved_to, truncated, progress)
-            self._aside = partial(handover.aside, budget.aside())
-            super().__init__(settings, budget, handover, weight_updater, policy)
+            delivery = settings.delivery(collection, budget, storing, moved_to, truncated, progress)
+            self._collect_extra = partial(delivery.collect_outside_budget, budget.extra_grant())
+            super().__init__(settings, budget, delivery, weight_updater, policy)
         self._ready = True  # from here on `__del__` shuts the collector down
 
     def _abandoned(self) -> None:
@@ -181,7 +181,7 @@ class SyncDataCollector(SourceCollector):
     def rollout(self) -> Any:
         """Return one full batch outside the budget. It counts against neither total nor random frames."""
         with self.pause():
-            return self._aside()
+            return self._collect_extra()
 
     @property
     def n_env(self) -> int:
@@ -234,8 +234,8 @@ class SyncDataCollector(SourceCollector):
                 f"map_fn: expected as many of list_of_args as of list_of_kwargs, got {len(args)} and {len(kwargs)}"
             )
         method = getattr(self, method_name)
-        return [method(*given, **named) for given, named in zip(args, kwargs, strict=True)]
+        return [method(*positional, **named) for positional, named in zip(args, kwargs, strict=True)]
 
     def __repr__(self) -> str:
         """Show the environment, the policy and the budget."""
-        return shown(self, f"env={self.env!r}, policy={type(self.policy).__name__}")
+        return repr_of(self, f"env={self.env!r}, policy={type(self.policy).__name__}")

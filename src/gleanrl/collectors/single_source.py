@@ -77,22 +77,22 @@ class Filled(NamedTuple):
     """State of the source after the batch has been delivered."""
 
 
-class _Moment(NamedTuple):
+class _Progress(NamedTuple):
     """Counters and open trajectories of a source.
 
     One assignment replaces the value as a whole, so that an interrupt can't leave it half changed.
     """
 
-    ledger: FrameCounts
+    counts: FrameCounts
     trajectories: TrajectoryIds
     open: Block | int | None = None
     """Frames not yet in the ledger: the block that is being filled, or their number."""
     reset_first: bool = False
     """Whether the next batch begins with a reset of every environment."""
 
-    def opened(self, frames: Block | int) -> _Moment:
+    def opened(self, frames: Block | int) -> _Progress:
         """Return a copy with the given frames open."""
-        return _Moment(self.ledger, self.trajectories, frames, self.reset_first)
+        return _Progress(self.counts, self.trajectories, frames, self.reset_first)
 
 
 class RolloutSource(Source, Stateful[CollectionState]):
@@ -133,9 +133,9 @@ class RolloutSource(Source, Stateful[CollectionState]):
         """Value of the batches' ``device``."""
         self.weights = weights or PolicyWeights(None, None)
         self._draws = generator or OwnedTorchGenerator()
-        self._now = _Moment(FrameCounts(), TrajectoryIds.begin(self.num_envs, first_id))
+        self._now = _Progress(FrameCounts(), TrajectoryIds.begin(self.num_envs, first_id))
         self._block: Block | None = None
-        self._kept: Block | None = None  # holds the values of `_batch` if the block itself is borrowed
+        self._batch_block: Block | None = None  # holds the values of `_batch` if the block itself is borrowed
         self._batch: TensorDict | None = None
         self._pool = BufferPool()
         self.target: Callable[[Schema, torch.Size, int], Block | None] | None = None
@@ -150,12 +150,12 @@ class RolloutSource(Source, Stateful[CollectionState]):
     @property
     def spent(self) -> int:
         """Delivered frames that count against the budget."""
-        return self._now.ledger.spent
+        return self._now.counts.spent
 
     @property
-    def ledger(self) -> FrameCounts:
+    def counts(self) -> FrameCounts:
         """The counts, without the open batch."""
-        return self._now.ledger
+        return self._now.counts
 
     @property
     def trajectories(self) -> TrajectoryIds:
@@ -199,7 +199,7 @@ class RolloutSource(Source, Stateful[CollectionState]):
         self.lose("interrupted")
         self.weights.refresh()
         self._prepare()
-        block = self._fresh_block(grant.num_steps) if target is None or self._elsewhere else target
+        block = self._next_block(grant.num_steps) if target is None or self._elsewhere else target
         block.num_complete = 0
         begin = clock.monotonic()
         # From here on an interrupt finds the open block, so that its frames are counted as discarded.
@@ -228,8 +228,8 @@ class RolloutSource(Source, Stateful[CollectionState]):
                 raise
             raise explained from explained.__cause__
         seconds = clock.monotonic() - begin
-        ledger = self._now.ledger.delivering(done.frames, done.flagged, grant.counted, seconds)
-        after = _Moment(ledger.discarding(done.excess, "budget"), done.trajectories)
+        counts = self._now.counts.delivering(done.frames, done.flagged, grant.counted, seconds)
+        after = _Progress(counts.discarding(done.excess, "budget"), done.trajectories)
         if target is not None and block is not target:
             for column, found in zip(target.columns, block.columns, strict=True):
                 column.copy_(found)
@@ -263,11 +263,11 @@ class RolloutSource(Source, Stateful[CollectionState]):
     def deliver(self, collected: Collected, batch: TensorDictBase) -> TensorDictBase:
         """Count the open batch as delivered and return `batch`, its post-processed form."""
         # One line: an interrupt comes before the assignment, or after the batch was returned.
-        return (batch, self.become(collected.after))[0]
+        return (batch, self.commit(collected.after))[0]
 
-    def become(self, moment: _Moment) -> Any:
+    def commit(self, progress: _Progress) -> Any:
         """Replace the source's state after a delivered batch."""
-        self._now = moment
+        self._now = progress
 
     def lose(self, reason: str, seconds: float = 0.0) -> None:
         """Count an open batch as discarded; the next batch begins with a reset.
@@ -282,8 +282,8 @@ class RolloutSource(Source, Stateful[CollectionState]):
         frames = (
             now.open if isinstance(now.open, int) else self.columns.frames(now.open, now.open.num_complete)
         )
-        ledger = now.ledger.lasting(seconds).discarding(frames, reason)
-        self._now = _Moment(ledger, now.trajectories.abandon(), reset_first=True)
+        counts = now.counts.lasting(seconds).discarding(frames, reason)
+        self._now = _Progress(counts, now.trajectories.abandon(), reset_first=True)
 
     def _prepare(self) -> None:
         """Reset the environments before a batch if the options, a failure or a foreign step require it."""
@@ -301,17 +301,19 @@ class RolloutSource(Source, Stateful[CollectionState]):
         run = (collect, actor, self.plan.stepper, block, self.options.stop)
         return with_gradients(False, exploring, self.options.exploration_type, *run)
 
-    def _fresh_block(self, num_steps: int) -> Block:
+    def _next_block(self, num_steps: int) -> Block:
         """Return the block for the next batch: new, or the last one if batches share memory."""
         if not self.options.reuse_block:
-            return self._kept_block(num_steps) or self.plan.block(num_steps, self.columns.schema, self._pool)
+            return self._reusable_block(num_steps) or self.plan.block(
+                num_steps, self.columns.schema, self._pool
+            )
         if self._block is None or self._block.num_steps != num_steps:
             self._block = self.plan.block(num_steps, self.columns.schema, self._pool)
             self._block.rewritten = True
-            self._batch = self._kept = None
+            self._batch = self._batch_block = None
         return self._block
 
-    def _kept_block(self, num_steps: int) -> ReusableBlock | None:
+    def _reusable_block(self, num_steps: int) -> ReusableBlock | None:
         """Return a block that is reused for many batches; None if reuse is not worthwhile.
 
         Batches are copied out of such a block. That pays off only for small blocks, whose views and copier are made
@@ -335,9 +337,9 @@ class RolloutSource(Source, Stateful[CollectionState]):
             return block.batch(count, self.device)
         if not self.options.reuse_block or count != block.num_steps:
             return block.owned(self._pool).batch(count, self.device)
-        self._kept = block.owned(into=self._kept)
+        self._batch_block = block.owned(into=self._batch_block)
         if self._batch is None or self.columns.schema.lists:
-            self._batch = self._kept.batch(count, self.device)
+            self._batch = self._batch_block.batch(count, self.device)
         return self._batch
 
     def _explained(self, fault: StepFault, block: Block) -> Exception:
@@ -368,7 +370,7 @@ class RolloutSource(Source, Stateful[CollectionState]):
         if mask is None:
             self.plan.actor.carry.clear()
         flat = None if mask is None else mask.reshape(-1).numpy()
-        self._now = _Moment(self._now.ledger, self._now.trajectories.abandon(flat))
+        self._now = _Progress(self._now.counts, self._now.trajectories.abandon(flat))
 
     def _mask(self, index: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
         """Return a mask of the environments that `index` selects; None for all."""
@@ -417,7 +419,7 @@ class RolloutSource(Source, Stateful[CollectionState]):
 
     def stats(self) -> CollectorStats:
         """Return a snapshot of the counters."""
-        return self._now.ledger.stats(self._now.trajectories)
+        return self._now.counts.stats(self._now.trajectories)
 
     def recent_episodes(self) -> list[Episode]:
         """Return the last ended episodes."""
@@ -426,7 +428,7 @@ class RolloutSource(Source, Stateful[CollectionState]):
     def snapshot(self) -> CollectionState:
         """Return the state as an immutable value."""
         return CollectionState(
-            self._now.ledger,
+            self._now.counts,
             self._now.trajectories,
             self._draws.snapshot(),
             self.plan.actor.carry.snapshot(),
@@ -456,7 +458,7 @@ class RolloutSource(Source, Stateful[CollectionState]):
         self.plan.actor.carry.adopt(value.carry)
         self.policy_version = value.policy_version
         value.place.take_up(self.env, self.plan.stepper)
-        self._now = _Moment(value.ledger, value.trajectories, reset_first=value.place.carry is None)
+        self._now = _Progress(value.ledger, value.trajectories, reset_first=value.place.carry is None)
 
     def save(self) -> dict[str, Any]:
         """Return the state of the environment and the policy, and of this source under ``"source"``."""

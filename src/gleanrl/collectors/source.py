@@ -166,7 +166,7 @@ class Budget:
             return None
         return Grant(min(self.steps_per_batch, -(-left // self.num_envs)), random, left)
 
-    def aside(self) -> Grant:
+    def extra_grant(self) -> Grant:
         """Return a grant of one full batch with the policy's actions, outside the budget."""
         return Grant(self.steps_per_batch, counted=False)
 
@@ -188,7 +188,7 @@ class Loading(NamedTuple):
     """Load the state."""
     cut: tuple[int, ...] = ()
     """Ids of the trajectories that were open in the delivered frames and can't be continued."""
-    kept: tuple[int, ...] = ()
+    continued: tuple[int, ...] = ()
     """Ids of the open trajectories that continue."""
     renamed: Mapping[int, int] = {}
     """Maps saved ids of continued trajectories to their new ids, where they changed."""

@@ -23,7 +23,7 @@ Pieces = tuple[TensorDictBase, ...]
 """Fragments of one trajectory, ``[t]`` each."""
 
 
-class _Held(NamedTuple):
+class _Retained(NamedTuple):
     """The held-back trajectories, an immutable value.
 
     One assignment replaces it as a whole, so that an interrupt can't leave it half changed.
@@ -31,7 +31,7 @@ class _Held(NamedTuple):
 
     under_way: Mapping[int, Pieces]
     """Open trajectories, by id."""
-    whole: tuple[Pieces, ...] = ()
+    complete: tuple[Pieces, ...] = ()
     """Ended trajectories, in the order of their ends."""
     open: int = 0
     """Number of ended trajectories in the open batch."""
@@ -39,24 +39,24 @@ class _Held(NamedTuple):
     """Discarded frames by reason."""
 
     def frames(self) -> int:
-        return _frames(self.under_way.values()) + _frames(self.whole)
+        return _frames(self.under_way.values()) + _frames(self.complete)
 
-    def without(self, reason: str, under_way: Iterable[int] = (), whole: int = 0) -> _Held:
+    def without(self, reason: str, under_way: Iterable[int] = (), num_complete: int = 0) -> _Retained:
         """Return a copy without some trajectories, whose frames are counted as discarded.
 
         Args:
             reason: reason of the discards.
             under_way: ids of the open trajectories to remove.
-            whole: number of the first ended trajectories to remove.
+            num_complete: number of the first ended trajectories to remove.
         """
         gone = [self.under_way[name] for name in under_way]
-        lost = _frames(gone) + _frames(self.whole[:whole])
+        lost = _frames(gone) + _frames(self.complete[:num_complete])
         left = {name: pieces for name, pieces in self.under_way.items() if name not in set(under_way)}
         discards = {**self.discards, reason: self.discards.get(reason, 0) + lost} if lost else self.discards
-        return _Held(left, self.whole[whole:], 0, discards)
+        return _Retained(left, self.complete[num_complete:], 0, discards)
 
 
-class WholeTrajectories(Source):
+class CompleteTrajectories(Source):
     """Join the fragments of trajectories from another source, and deliver whole trajectories only.
 
     The counters exclude held-back frames, just as they exclude an open batch. Some trajectories can't end any more:
@@ -77,14 +77,14 @@ class WholeTrajectories(Source):
         self.num_envs, self.batch_size = source.num_envs, source.batch_size
         self.done_paths = source.done_paths
         self._done_keys = [as_key(path) for path in source.done_paths]
-        self._held = _Held({})
+        self._retained = _Retained({})
 
     def more(self, budget: Grants) -> bool:
         """Return whether another batch is available, provided that enough trajectories end."""
         return self._enough() or self._source.more(budget)
 
     def _enough(self) -> bool:
-        return self._count is not None and len(self._held.whole) >= self._count
+        return self._count is not None and len(self._retained.complete) >= self._count
 
     def next(self, budget: Grants, lend: bool = False) -> Collected:
         """Return ``[count, T]``, padded; or ``[frames]``, which may be empty without a count.
@@ -96,36 +96,38 @@ class WholeTrajectories(Source):
             if not self._source.more(budget):
                 raise BudgetSpent
             collected = self._source.next(budget)
-            held = self._with(collected)
-            to_the_end(partial(self._keep, collected, held))
+            retained = self._with(collected)
+            to_the_end(partial(self._keep, collected, retained))
             if self._count is None:
                 break
-        held = self._held
-        ready = held.whole if self._count is None else held.whole[: self._count]
+        retained = self._retained
+        ready = retained.complete if self._count is None else retained.complete[: self._count]
         # Marks the trajectories as open: until `deliver`, `lose` counts them as discarded.
-        self._held = held._replace(open=len(ready))
+        self._retained = retained._replace(open=len(ready))
         if not ready:
-            return Collected(collected.batch.reshape(-1)[:0], held)
+            return Collected(collected.batch.reshape(-1)[:0], retained)
         batch: Any = torch.cat([piece for pieces in ready for piece in pieces])
         if self._padded:
             batch = split_trajectories(batch, prefix="collector")
-        return Collected(batch, held._replace(whole=held.whole[len(ready) :]))
+        return Collected(batch, retained._replace(complete=retained.complete[len(ready) :]))
 
-    def _with(self, collected: Collected) -> _Held:
+    def _with(self, collected: Collected) -> _Retained:
         """Return the held-back trajectories after a batch of the source was added."""
         batch, (part, num_parts) = collected.batch, collected.part
         rows = batch.reshape(self.num_envs, batch.shape[-1])
-        under_way, whole, going_on = dict(self._held.under_way), list(self._held.whole), set()
+        under_way, complete, going_on = dict(self._retained.under_way), list(self._retained.complete), set()
         for name, piece, ended in sorted(self._pieces(rows), key=lambda found: found[-1]):
             pieces = (*under_way.pop(name, ()), piece)
             if ended < 0:
                 under_way[name] = pieces
                 going_on.add(name)
             else:
-                whole.append(pieces)
+                complete.append(pieces)
         # Open trajectories that the batch should continue but doesn't: their environments were reset.
         stale = {name for name in under_way.keys() - going_on if name % num_parts == part}
-        return self._held._replace(under_way=under_way, whole=tuple(whole)).without("unfinished", stale)
+        return self._retained._replace(under_way=under_way, complete=tuple(complete)).without(
+            "unfinished", stale
+        )
 
     def _pieces(self, rows: TensorDictBase) -> Iterator[tuple[int, TensorDictBase, int]]:
         """Yield each trajectory of ``[P, T]``: its id, its steps and the index of its end, or -1 if it continues."""
@@ -142,21 +144,21 @@ class WholeTrajectories(Source):
 
     def deliver(self, collected: Collected, batch: TensorDictBase) -> TensorDictBase:
         """Release the trajectories of the open batch and return `batch`, its post-processed form."""
-        return (batch, self._become(collected.after))[0]
+        return (batch, self._commit(collected.after))[0]
 
-    def _become(self, held: _Held) -> Any:
-        self._held = held
+    def _commit(self, retained: _Retained) -> Any:
+        self._retained = retained
 
-    def _keep(self, collected: Collected, held: _Held) -> None:
+    def _keep(self, collected: Collected, retained: _Retained) -> None:
         """Deliver a batch of the source into the held-back trajectories, so that each frame is counted exactly once."""
         self._source.deliver(collected, collected.batch)
-        self._held = held
+        self._retained = retained
 
     def lose(self, reason: str) -> None:
         """Count the open batch as discarded."""
         self._source.lose(reason)
-        if self._held.open:
-            self._held = self._held.without(reason, whole=self._held.open)
+        if self._retained.open:
+            self._retained = self._retained.without(reason, num_complete=self._retained.open)
 
     def collect(self, grant: Grant) -> Collected:
         """Raise an error: a batch outside the budget would leave gaps in trajectories."""
@@ -171,16 +173,16 @@ class WholeTrajectories(Source):
 
     def stats(self) -> CollectorStats:
         """Return a snapshot of the counters."""
-        held, found = self._held, self._source.stats()
-        unfinished, away = sum(held.discards.values()), held.frames()
+        retained, found = self._retained, self._source.stats()
+        unfinished, away = sum(retained.discards.values()), retained.frames()
         return replace(
             found,
             stepped=found.stepped - away,
             delivered=found.delivered - away - unfinished,
             discarded=found.discarded + unfinished,
             reasons={
-                name: found.reasons.get(name, 0) + held.discards.get(name, 0)
-                for name in {**found.reasons, **held.discards}
+                name: found.reasons.get(name, 0) + retained.discards.get(name, 0)
+                for name in {**found.reasons, **retained.discards}
             },
         )
 
@@ -201,7 +203,9 @@ class WholeTrajectories(Source):
         return last
 
     def _empty(self) -> None:
-        self._held = self._held.without("unfinished", self._held.under_way, len(self._held.whole))
+        self._retained = self._retained.without(
+            "unfinished", self._retained.under_way, len(self._retained.complete)
+        )
 
     @property
     def policy_version(self) -> int:
@@ -227,11 +231,13 @@ class WholeTrajectories(Source):
 
     def save(self) -> dict[str, Any]:
         """Return the state of the source, with the held-back trajectories under ``("source", "held")``."""
-        state, held = self._source.save(), self._held
+        state, retained = self._source.save(), self._retained
         state["source"]["held"] = {
-            "under_way": {name: _saved(torch.cat(list(pieces))) for name, pieces in held.under_way.items()},
-            "whole": [_saved(torch.cat(list(pieces))) for pieces in held.whole],
-            "discards": dict(held.discards),
+            "under_way": {
+                name: _saved(torch.cat(list(pieces))) for name, pieces in retained.under_way.items()
+            },
+            "whole": [_saved(torch.cat(list(pieces))) for pieces in retained.complete],
+            "discards": dict(retained.discards),
         }
         return state
 
@@ -241,14 +247,16 @@ class WholeTrajectories(Source):
         """Check a saved state and return the change that loads it. The change can't fail if the source's can't."""
         load = self._source.loading(state, strict, keep_ids, **kwargs)
         source = state.get("source", {})
-        held = _read(source["held"], load.renamed) if "held" in source else _Held({})
+        retained = _read(source["held"], load.renamed) if "held" in source else _Retained({})
 
         def change() -> None:
             load.change()
-            self._held = held if self._source.goes_on else held.without("unfinished", held.under_way)
+            self._retained = (
+                retained if self._source.goes_on else retained.without("unfinished", retained.under_way)
+            )
 
         # Delivered trajectories had ended, so none of them is cut.
-        return Loading(partial(to_the_end, change), kept=load.kept, renamed=load.renamed)
+        return Loading(partial(to_the_end, change), continued=load.continued, renamed=load.renamed)
 
     def close(self, close_env: bool = True) -> None:
         """Close the source and discard the held-back frames."""
@@ -260,19 +268,19 @@ def _frames(trajectories: Iterable[Pieces]) -> int:
     return sum(piece.numel() for pieces in trajectories for piece in pieces)
 
 
-def _read(state: Any, renamed: Mapping[int, int]) -> _Held:
+def _read(state: Any, renamed: Mapping[int, int]) -> _Retained:
     """Return saved held-back trajectories, the open ones with new ids; raise `SchemaError` for anything else."""
     reader = StateReader(state, "what is held back")
     discards = reader.part("discards")
     try:
         names = {int(name): saved for name, saved in reader.get("under_way").items()}
         under_way = {renamed.get(name, name): (_steps(saved),) for name, saved in names.items()}
-        whole = tuple((_steps(saved),) for saved in reader.get("whole"))
+        complete = tuple((_steps(saved),) for saved in reader.get("whole"))
         for name, (steps,) in under_way.items():
             steps["collector", "traj_ids"].fill_(name)
     except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as cause:
         raise reader.wrong("under_way", f"trajectories ({cause})") from cause
-    return _Held(under_way, whole, 0, {reason: discards.integer(reason) for reason in discards})
+    return _Retained(under_way, complete, 0, {reason: discards.integer(reason) for reason in discards})
 
 
 def _saved(steps: Any) -> dict[str, Any]:

@@ -81,8 +81,8 @@ class WeightUpdaterBase(ABC):
     __call__ = push_weights
 
     def _push_weights(self, *, policy_or_weights: Any = None, worker_ids: Any = None) -> None:
-        given = self._get_server_weights() if policy_or_weights is None else policy_or_weights
-        weights = self._maybe_map_weights(given)
+        source = self._get_server_weights() if policy_or_weights is None else policy_or_weights
+        weights = self._maybe_map_weights(source)
         ids = self.all_worker_ids() if worker_ids is None else worker_ids
         for worker_id in ids if isinstance(ids, Collection) and not isinstance(ids, str) else [ids]:
             if not self._skip_update(worker_id):
@@ -172,8 +172,8 @@ class MultiProcessedWeightUpdater(WeightUpdaterBase):
                 "push_weights: the updater has no collector; pass it to one first, with weight_updater="
             )
         self.collector.send_weights(server_weights, worker_id)
-        for place, target in self.policy_weights.items():
-            if server_weights is not None and worker_id in (None, place):
+        for device, target in self.policy_weights.items():
+            if server_weights is not None and worker_id in (None, device):
                 copy_weights(weights_of(server_weights), target)
 
 

@@ -59,7 +59,7 @@ class HalfLent(DistributedDataCollector):
 
     def _makers(self, *args: Any) -> list[NodeMaker]:
         first, *others = super()._makers(*args)
-        return [first, *(replace(maker, num_lent=0) for maker in others)]
+        return [first, *(replace(maker, num_shared_blocks=0) for maker in others)]
 
 
 class Says(nn.Module):

@@ -11,10 +11,10 @@ from tensordict import TensorDict
 from gleanrl._process import serialization
 from gleanrl.collectors import MultiSyncDataCollector, SyncDataCollector
 from gleanrl.collectors.distributed.actor import CollectorActor, NodeDescription, NodeRecipe, Order, Published
-from gleanrl.collectors.distributed.local_transport import Borrowed, Offer
+from gleanrl.collectors.distributed.local_transport import NodeMemory, Offer
 from gleanrl.collectors.frame_accounting import Numbering
 from gleanrl.collectors.source import Grant
-from gleanrl.collectors.workers.worker import Given
+from gleanrl.collectors.workers.worker import PickledPolicy
 from gleanrl.errors import SchemaError
 from tests.collectors.distributed.helpers import FATAL, Says, check_rows, environments, make_wide
 from tests.collectors.distributed.test_controller_near import Actor
@@ -27,7 +27,7 @@ def started(
     recipe: NodeRecipe, policy: torch.nn.Module | None = None
 ) -> tuple[CollectorActor, NodeDescription]:
     node = CollectorActor()
-    answer = node.start(recipe, Given.of(policy or Says(), None))
+    answer = node.start(recipe, PickledPolicy.of(policy or Says(), None))
     assert answer.report is None, answer.report
     return node, answer.value
 
@@ -80,7 +80,7 @@ def test_failures_are_reported_and_counted():
     node.ask("close")
     outcome, _ = node.collect(Order(1, (), NONE))
     assert outcome.is_final
-    failed = CollectorActor().start(recipe(create_env_fn=lambda: 3), Given.of(None, None))
+    failed = CollectorActor().start(recipe(create_env_fn=lambda: 3), PickledPolicy.of(None, None))
     assert isinstance(failed.report.error(), TypeError)
 
 
@@ -108,13 +108,13 @@ def broadcast(ray, **weights: torch.Tensor):
 def test_orders_by_pipe_and_by_ray_are_carried_out_in_order():
     offer = Offer.of(2)
     node, told = started(recipe(offer=offer))
-    memory = Borrowed.opened(told.memory, offer)
+    memory = NodeMemory.opened(told.memory, offer)
     assert memory is not None
     line, given = memory.line, Order(0, (Grant(10),), NONE, lend=True)
     for number in range(2):
-        line.give(given._replace(number=number))
+        line.send_order(given._replace(number=number))
     line.attend(Actor(), NONE)
-    line.give(given._replace(number=3, wanted=3))
+    line.send_order(given._replace(number=3, wanted=3))
     line.leave()
     _, batch = node.collect(Order(2, (Grant(10),), NONE, after=2))
     node.attend(1, NONE)
@@ -124,7 +124,7 @@ def test_orders_by_pipe_and_by_ray_are_carried_out_in_order():
     while (message := line.first()) is not None:
         outcome, _ = message.value
         numbers.append(outcome.number)
-        batches.append(memory.share(outcome.batch.place).view())
+        batches.append(memory.share(outcome.batch.location).view())
         line.drop()
     assert numbers == [0, 1, 3] and outcome.frames == 10
     check_rows([batches[1], opened(batch), batches[2]])
@@ -153,9 +153,9 @@ def test_node_with_workers_saves_and_loads_its_state():
         assert stats.delivered == 20
         outcome, batch = node.collect(Order(1, (Grant(10),), NONE, lend=True))
         assert (outcome.frames, batch) == (20, None)
-        memory = Borrowed.opened(told.memory, offer)
+        memory = NodeMemory.opened(told.memory, offer)
         assert memory is not None
-        lent = memory.share(outcome.batch.place).view()
+        lent = memory.share(outcome.batch.location).view()
         check_rows([lent[1:]])
         assert not set(lent["collector", "traj_ids"].unique().tolist()) & set(names.unique().tolist())
     finally:

@@ -36,7 +36,7 @@ def test_budgets_are_met_to_the_frame(apart):
     random = [len(batch["action"].unique()) > 1 for batch in batches]
     assert sum(random) == 2
     with pytest.raises(UnsupportedError, match="rollout"):
-        source.collect(budget.aside())
+        source.collect(budget.extra_grant())
 
 
 def test_viewed_batch_is_not_copied_and_delivered_batch_is_copied_once(apart):

@@ -16,7 +16,7 @@ def lent() -> list[str]:
 
 
 def test_killed_actor_is_replaced_and_its_frames_are_discarded(apart, ray_session):
-    victim, fleet = 0, apart.source.fleet  # the node that lends its batches
+    victim, controller = 0, apart.source.controller  # the node that lends its batches
     until(lambda: victim in rows([apart.next()]))
     before, opened = apart.stats(), (len(lent()), len(mapped("memfd:gleanrl")))
     batches = [apart.next() for _ in range(4)]
@@ -29,8 +29,8 @@ def test_killed_actor_is_replaced_and_its_frames_are_discarded(apart, ray_sessio
         later.append(apart.next())
         new = {name for _, _, name in rows(later[-1:]).get(victim, ())}
         assert len(later) < 20_000
-        while fleet.now.nodes[victim].down:
-            fleet.wait()  # leave the cores to the starting node
+        while controller.now.nodes[victim].down:
+            controller.wait()  # leave the cores to the starting node
     check_rows([*batches, *later], holes=2)
     after = apart.stats()
     assert after.stepped == after.delivered + after.discarded

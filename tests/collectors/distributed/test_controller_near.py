@@ -6,12 +6,12 @@ import os
 from typing import Any
 
 from gleanrl.collectors.distributed.actor import Contents, Order, Published
-from gleanrl.collectors.distributed.controller import NearNodes
-from gleanrl.collectors.distributed.local_transport import Lender, MemoryLocation, Offer
+from gleanrl.collectors.distributed.controller import LocalNodes
+from gleanrl.collectors.distributed.local_transport import MemoryLocation, Offer, SharedBlockPool
 from gleanrl.collectors.distributed.progress import NOTHING
 
 WEIGHTS = Published(3, 7, ("a reference",))
-LENT = NOTHING._replace(batch=Contents(place=MemoryLocation(b"", 0, 1)), weights=3)
+LENT = NOTHING._replace(batch=Contents(location=MemoryLocation(b"", 0, 1)), weights=3)
 
 
 class Actor:
@@ -37,20 +37,24 @@ class _Method:
 
 
 def test_orders_use_the_pipe_of_nodes_that_lend() -> None:
-    near, actor, offer, order = NearNodes(None), Actor(), Offer.of(1), Order(0, (), WEIGHTS)
-    lender = Lender(offer)
-    near.meet(1, lender.name, offer)
-    near.meet(2, lender.name, Offer.of(1))
-    assert 1 in near and 2 not in near and near.let_go(2) == 0
-    assert near.give(2, actor, order, LENT) == ("collect outcome", "collect batch"), "of another machine"
-    assert near.give(1, actor, order, NOTHING) == ("collect outcome", "collect batch"), "it hasn't lent yet"
+    near, actor, offer, order = LocalNodes(None), Actor(), Offer.of(1), Order(0, (), WEIGHTS)
+    lender = SharedBlockPool(offer)
+    near.add(1, lender.name, offer)
+    near.add(2, lender.name, Offer.of(1))
+    assert 1 in near and 2 not in near and near.leave_pipe(2) == 0
+    assert near.send_order(2, actor, order, LENT) == ("collect outcome", "collect batch"), (
+        "of another machine"
+    )
+    assert near.send_order(1, actor, order, NOTHING) == ("collect outcome", "collect batch"), (
+        "it hasn't lent yet"
+    )
     known = order._replace(weights=WEIGHTS._replace(refs=()))
     assert [sent for _, (sent,) in actor.calls] == [known, order], "weights that it has aren't sent again"
-    assert near.give(1, actor, order, LENT) == (0, None)
+    assert near.send_order(1, actor, order, LENT) == (0, None)
     assert actor.calls[2:] == [("attend", (1, WEIGHTS))]
-    assert [message.value for message in lender.end.given_before(1)] == [known]
+    assert [message.value for message in lender.end.orders_before(1)] == [known]
     assert [*near.attendances.values()] == [1]
-    near.give(1, actor, order, NOTHING)
+    near.send_order(1, actor, order, NOTHING)
     assert actor.calls[-1][1][0].after == 1
     near.ended(1)
     assert not near.attendances

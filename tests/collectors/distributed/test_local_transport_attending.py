@@ -39,9 +39,9 @@ def test_node_attends_until_it_is_ordered_to_leave(ends):
     line.attend(actor, "weights")
     line.attend(actor)
     assert actor.asked == [(1, "weights")] and line.attendance == "attendance 1"
-    tickets = [line.give("first"), line.give("second")]
+    tickets = [line.send_order("first"), line.send_order("second")]
     assert line.leave() == line.leave() == 2
-    later = line.give("third")
+    later = line.send_order("third")
     for message in node.attend(1):
         node.answer(Message(message.ticket, message.value.upper()))
     line.pull()
@@ -52,7 +52,7 @@ def test_node_attends_until_it_is_ordered_to_leave(ends):
         line.drop()
     assert found == [Message(tickets[0], "FIRST"), Message(tickets[1], "SECOND")]
     assert [*node.attend(1)] == [], "it was ended before it began"
-    assert [*node.given_before(3)] == [Message(later, "third")] and [*node.given_before(3)] == []
+    assert [*node.orders_before(3)] == [Message(later, "third")] and [*node.orders_before(3)] == []
     line.attend(actor)
     assert actor.asked[1:] == [(2, "weights")], "those that it was given last"
 
@@ -60,12 +60,12 @@ def test_node_attends_until_it_is_ordered_to_leave(ends):
 def test_orders_and_calls_of_ray_keep_their_sequence(ends):
     (node, line), actor = ends, Actor()
     line.attend(actor, None)
-    line.give("before")
+    line.send_order("before")
     count = line.leave()
     line.attend(actor)
-    line.give("after")
-    assert [message.value for message in node.given_before(count)] == ["before"]
-    assert [*node.given_before(count)] == []
+    line.send_order("after")
+    assert [message.value for message in node.orders_before(count)] == ["before"]
+    assert [*node.orders_before(count)] == []
     assert [*node.attend(1)] == [], "the call of Ray was in between"
     line.leave()
     assert [message.value for message in node.attend(2)] == ["after"]
@@ -74,9 +74,9 @@ def test_orders_and_calls_of_ray_keep_their_sequence(ends):
 def test_new_weights_start_another_attendance(ends):
     (node, line), actor = ends, Actor()
     line.attend(actor, "old")
-    before = line.give("with the old ones")
+    before = line.send_order("with the old ones")
     line.attend(actor, "new")
-    after = line.give("with the new ones")
+    after = line.send_order("with the new ones")
     assert actor.asked == [(1, "old"), (2, "new")]
     assert [message.ticket for message in node.attend(1)] == [before]
     line.leave()
@@ -96,7 +96,7 @@ def test_unrecorded_attendance_ends_with_the_next_one(ends):
         line.attend(actor, "weights")
     actor = Actor()
     line.attend(actor, "weights")
-    line.give("order")
+    line.send_order("order")
     line.leave()
     assert [*node.attend(1)] == [], "it finds that it's to leave"
     assert [message.value for message in node.attend(2)] == ["order"]
@@ -105,15 +105,15 @@ def test_unrecorded_attendance_ends_with_the_next_one(ends):
 def test_a_node_leaves_by_itself_after_a_while_and_when_its_owner_ends(ends):
     (node, line), actor = ends, Actor()
     line.attend(actor, None)
-    line.give("order")
+    line.send_order("order")
     fake = clock.FakeClock()
     with clock.use(fake):
         orders = node.attend(1)
         assert next(orders).value == "order"
-        line.give("left in the pipe")
+        line.send_order("left in the pipe")
         fake.advance(10.0)
         assert [*orders] == []
-    assert [message.value for message in node.given_before(2)] == ["left in the pipe"]
+    assert [message.value for message in node.orders_before(2)] == ["left in the pipe"]
     line.ended()
     line.attend(actor)
     assert actor.asked == [(1, None), (2, None)]
@@ -139,10 +139,10 @@ def test_line_ends_with_its_node():
     node = NodeEnd()
     line = Line(Descriptors(), os.getpid(), node.names)
     node.answer(Message(0, "last words"))
-    assert [*node.given_before(1)] == []
+    assert [*node.orders_before(1)] == []
     names = node.names
     del node
-    line.give("to nobody")
+    line.send_order("to nobody")
     line.pull()
     assert line.first() == Message(0, "last words")
     line.drop()

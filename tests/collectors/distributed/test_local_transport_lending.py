@@ -15,7 +15,7 @@ from gleanrl._arrays.schema import Field, Schema
 from gleanrl._os.files import Descriptors, memory, pipe
 from gleanrl._process import shared_columns
 from gleanrl.collectors.batch_columns import IDS
-from gleanrl.collectors.distributed.local_transport import Borrowed, Lender, Offer
+from gleanrl.collectors.distributed.local_transport import NodeMemory, Offer, SharedBlockPool
 from gleanrl.errors import CapacityError
 from tests.leaks import Holdings
 
@@ -38,8 +38,8 @@ def filled(block: Block, value: float) -> Block:
 
 
 def test_borrower_reads_the_memory_of_the_lender(offer: Offer) -> None:
-    lender = Lender(offer)
-    borrowed = Borrowed.opened(lender.name, offer)
+    lender = SharedBlockPool(offer)
+    borrowed = NodeMemory.opened(lender.name, offer)
     assert borrowed is not None
     for number, num_steps in enumerate((5, 4)):  # a shorter batch uses the first steps of a block
         block = lender.block(SCHEMA, (2,), num_steps)
@@ -55,8 +55,8 @@ def test_borrower_reads_the_memory_of_the_lender(offer: Offer) -> None:
 
 
 def test_block_is_reused_only_after_its_return(offer: Offer) -> None:
-    lender = Lender(offer)
-    borrowed = Borrowed.opened(lender.name, offer)
+    lender = SharedBlockPool(offer)
+    borrowed = NodeMemory.opened(lender.name, offer)
     assert borrowed is not None
 
     def lent(order: int) -> int | None:
@@ -65,10 +65,10 @@ def test_block_is_reused_only_after_its_return(offer: Offer) -> None:
         return None if place is None else place.block
 
     assert [lent(0), lent(1), lent(2)] == [0, 1, None]
-    lender.take_back(1)
+    lender.reclaim(1)
     assert lender.block(SCHEMA, (), 6) is None, "longer blocks would move those that are lent"
     assert [lent(3), lent(4)] == [0, None]
-    lender.take_back(4)
+    lender.reclaim(4)
     longer = lender.block(SCHEMA, (), 6)
     assert longer is not None and longer.num_steps == 6
     place = lender.lend(5, filled(longer, 5.0).batch())
@@ -76,8 +76,8 @@ def test_block_is_reused_only_after_its_return(offer: Offer) -> None:
 
 
 def test_batch_outside_shared_blocks_is_copied_or_refused(offer: Offer) -> None:
-    lender = Lender(offer)
-    borrowed = Borrowed.opened(lender.name, offer)
+    lender = SharedBlockPool(offer)
+    borrowed = NodeMemory.opened(lender.name, offer)
     assert borrowed is not None
     batch = filled(Block(SCHEMA, (2,), 5), 3.0).batch()
     place = lender.lend(0, batch)
@@ -88,31 +88,31 @@ def test_batch_outside_shared_blocks_is_copied_or_refused(offer: Offer) -> None:
 
 
 def test_scarce_memory_lends_no_block(offer: Offer, monkeypatch: pytest.MonkeyPatch) -> None:
-    lender = Lender(offer)
+    lender = SharedBlockPool(offer)
     monkeypatch.setattr(shared_columns, "available_memory", lambda: 100)
     assert lender.block(SCHEMA, (), 5) is None
     with pytest.raises(CapacityError):
-        Lender(offer)
+        SharedBlockPool(offer)
 
 
 def test_memory_of_other_processes_is_not_opened(offer: Offer) -> None:
-    lender = Lender(offer)
+    lender = SharedBlockPool(offer)
     held = Descriptors()
     others = [*held.take(memory("gleanrl")), *held.take(pipe())]
     os.truncate(others[0], 4096)
-    assert all(Borrowed.opened(lender.name._replace(descriptor=other), offer) is None for other in others)
-    assert Borrowed.opened(None, offer) is None
-    assert Borrowed.opened(lender.name, Offer.of(2)) is None, "that of a node that was given another token"
-    assert Borrowed.opened(lender.name._replace(descriptor=10**6), offer) is None
+    assert all(NodeMemory.opened(lender.name._replace(descriptor=other), offer) is None for other in others)
+    assert NodeMemory.opened(None, offer) is None
+    assert NodeMemory.opened(lender.name, Offer.of(2)) is None, "that of a node that was given another token"
+    assert NodeMemory.opened(lender.name._replace(descriptor=10**6), offer) is None
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    assert Borrowed.opened(lender.name._replace(process=ended.pid), offer) is None
+    assert NodeMemory.opened(lender.name._replace(process=ended.pid), offer) is None
     assert os.fstat(others[0]).st_size == 4096
 
 
 def test_borrowed_share_outlives_its_lender(offer: Offer) -> None:
-    lender = Lender(offer)
-    borrowed = Borrowed.opened(lender.name, offer)
+    lender = SharedBlockPool(offer)
+    borrowed = NodeMemory.opened(lender.name, offer)
     block = lender.block(SCHEMA, (), 5)
     assert borrowed is not None and block is not None
     place = lender.lend(0, filled(block, 2.0).batch())

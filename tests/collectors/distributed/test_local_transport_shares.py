@@ -11,7 +11,7 @@ from gleanrl._arrays.allocate import BufferPool
 from gleanrl._arrays.block import Block
 from gleanrl._arrays.schema import Field, Schema
 from gleanrl._process.serialization import PickledBatch
-from gleanrl.collectors.distributed.local_transport import LentShare, NodeShare, StoredShare
+from gleanrl.collectors.distributed.local_transport import NodeShare, SharedMemoryShare, StoredShare
 
 SCHEMA = Schema(
     {
@@ -33,7 +33,7 @@ def test_a_share_is_viewed_or_copied(lent: bool) -> None:
     block = batch_in()
     batch = block.batch()
     arrived = pickle.loads(pickle.dumps(PickledBatch(batch), protocol=5))
-    share: NodeShare = LentShare(block, None) if lent else StoredShare(arrived)
+    share: NodeShare = SharedMemoryShare(block, None) if lent else StoredShare(arrived)
     own, view, (columns, device) = share.own(BufferPool()), share.view(), share.block()
     for found in (own, view, columns.batch(None, device)):
         assert found.names == [None, "time"] and bool((found == batch).all())

@@ -53,7 +53,7 @@ def test_batches_have_a_share_of_each_node_in_their_order(together):
         assert [set((row % 2).tolist()) for row in batch["collector", "traj_ids"]] == [{0}, {1}]
     check_rows(batches)
     assert together.frames_per_batch == 20
-    aside = source.collect(budget.aside())
+    aside = source.collect(budget.extra_grant())
     assert source.deliver(aside, aside.batch).shape == (2, 10) and source.spent == spent + 50
 
 

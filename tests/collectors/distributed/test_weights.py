@@ -11,7 +11,7 @@ from gleanrl.errors import PolicyError, SchemaError
 from tests.collectors.distributed.helpers import Says
 
 
-def broadcast(ray, policy, following=FollowedWeights.UNTIL_GIVEN, interval=None):
+def broadcast(ray, policy, following=FollowedWeights.UNTIL_REPLACED, interval=None):
     return BroadcastWeights(ray, policy, fields_of(policy), following, interval)
 
 
@@ -44,7 +44,7 @@ def test_weights_are_followed_as_long_as_the_mode_says(ray_session):
     policy = Says()
     for following, interval, expected in (
         (FollowedWeights.ALWAYS, None, [1.0, 1.0]),
-        (FollowedWeights.UNTIL_GIVEN, None, [7.0, 7.0]),
+        (FollowedWeights.UNTIL_REPLACED, None, [7.0, 7.0]),
         (FollowedWeights.UNTIL_UPDATED, 2, [7.0, 1.0]),
     ):
         policy.become(0.0)
@@ -72,14 +72,14 @@ def test_weights_of_one_node_are_pushed_and_restored(ray_session):
 
 
 def test_policy_factories_run_on_the_nodes(ray_session):
-    made_there = BroadcastWeights(ray_session, None, fields_of(Says()), FollowedWeights.UNTIL_GIVEN)
+    made_there = BroadcastWeights(ray_session, None, fields_of(Says()), FollowedWeights.UNTIL_REPLACED)
     made_there.refresh(0)
     assert made_there.puts == 0
     with pytest.raises(PolicyError, match="made in the nodes"):
         made_there.push(None, None, 0)
     made_there.push(Says().state_dict(), None, 0)
     assert made_there.puts == 1
-    none = BroadcastWeights(ray_session, None, None, FollowedWeights.UNTIL_GIVEN)
+    none = BroadcastWeights(ray_session, None, None, FollowedWeights.UNTIL_REPLACED)
     none.push(None, None, 0)
     with pytest.raises(PolicyError, match="isn't a module"):
         none.push(Says(), None, 0)

@@ -66,7 +66,7 @@ def test_policies_are_pickled_once() -> None:
     one, two, three = policies_of(None, [Net, lambda: Net(0.25), Net], [False] * 3)
     assert one is three and one.is_factory and two is not one
     placed, free = policies_of(Net(), None, [True, False])
-    assert placed is not free and placed.policy().state_dict().keys() == free.policy().state_dict().keys()
+    assert placed is not free and placed.load().state_dict().keys() == free.load().state_dict().keys()
     with pytest.raises(InvalidTypeError, match="the policy was given already"):
         policies_of(Net(), Net, [False] * 2)
     with pytest.raises(InvalidTypeError, match="policy_factory: expected a callable"):

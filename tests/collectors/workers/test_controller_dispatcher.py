@@ -39,7 +39,7 @@ def test_a_killed_worker_is_reported_and_the_collector_ends(kind: str) -> None:
 def test_a_share_with_fewer_steps_than_its_grant_is_refused(kind: str) -> None:
     with collecting(kind) as collector:
         batches = [collector.next()]
-        worker = collector._crew.dispatcher._crew.workers[1]
+        worker = collector._worker_source.controller._pool.workers[1]
         worker.halt()
         with pytest.raises(WorkerError, match=r"worker 1 .* made \d+ of the (6|12) steps"):
             while True:
@@ -195,10 +195,10 @@ def test_the_error_of_a_failed_share_comes_before_later_shares(tmp_path: Path) -
     fault = Fault("raise", "within a batch", tmp_path / "token", os.getpid(), 6)
     with collecting("sync", makers(2, fault=fault)) as collector:
         collector.next()
-        source, worker = collector._crew, 1
-        controller = source.dispatcher
+        source, worker = collector._worker_source, 1
+        controller = source.controller
         source._grant_missing([worker])
-        while controller.under_way(worker) and not controller.words[worker].words[SERVED] > 1:
+        while controller.under_way(worker) and not controller.counters[worker].words[SERVED] > 1:
             os.sched_yield()
         assert not controller.ready(worker) and controller.raises(worker)
         source._grant_missing([worker])

@@ -72,7 +72,7 @@ class Subject:
         """Kill a worker that has finished a share since its last kill; its fifth loss in a row would be final."""
         self.kills += 1
         worker = self.kills % 2
-        words = self.collector._crew.dispatcher.words[worker].words
+        words = self.collector._worker_source.controller.counters[worker].words
         while words[SERVED] == self.seen[worker]:
             self.next()
         self.seen[worker] = words[SERVED]

@@ -89,7 +89,9 @@ def test_source_is_freed_with_the_last_reference_after_a_shutdown(kind: str) -> 
 
 def workers_counted(collector: Any) -> int:
     """Return how many workers ended one of the latest hundred episodes."""
-    times = [[end for end, _ in words.recent_episodes()] for words in collector._crew.dispatcher.words]
+    times = [
+        [end for end, _ in words.recent_episodes()] for words in collector._worker_source.controller.counters
+    ]
     merged = sorted(end for some in times for end in some)[-100:]
     assert all(some == sorted(some) for some in times)
     return sum(some[-1] >= merged[0] for some in times)
@@ -117,7 +119,7 @@ def test_mean_return_is_that_of_the_last_hundred_episodes_of_all_workers(kind: s
             stats = collector.stats()
             if kind == "sync":
                 assert stats.episodes == len(ended)
-                latest = collector._crew.recent_episodes()
+                latest = collector._worker_source.recent_episodes()
                 assert len(latest) == min(len(ended), 100)
                 known = Counter((round(total, 3), length) for total, length in ended[-window[-1] :])
                 assert not Counter((round(one.episode_return, 3), one.length) for one in latest) - known

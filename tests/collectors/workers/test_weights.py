@@ -114,7 +114,7 @@ def test_weights_are_never_mixed_under_fast_updates() -> None:
 def test_pushed_weights_survive_a_concurrent_refresh() -> None:
     policy = Net(0.5)
     with collecting("sync", 2, policy) as collector:
-        weights = collector._crew._weights
+        weights = collector._worker_source._weights
         with weights._lock:  # the background thread is about to publish the policy's weights
             thread = threading.Thread(target=weights.refresh)
             thread.start()

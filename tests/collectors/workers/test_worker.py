@@ -11,7 +11,7 @@ from gleanrl.collectors.build import CollectorConfig
 from gleanrl.collectors.frame_accounting import Numbering
 from gleanrl.collectors.source import CollectionOptions, Grant
 from gleanrl.collectors.workers.shared_counters import SERVED, SharedCounters
-from gleanrl.collectors.workers.worker import SERVE, Bound, CollectorMaker, Given
+from gleanrl.collectors.workers.worker import SERVE, Bound, CollectorMaker, PickledPolicy
 from gleanrl.envs.vector.factories import Factory
 from gleanrl.errors import WorkerError
 from tests.collectors.helpers import Net
@@ -23,7 +23,7 @@ def test_grants_fill_blocks_and_ids_are_numbered() -> None:
     station = WorkerContext(0, segment, segment.progress(0))
     maker = CollectorMaker(
         Factory(Stream(0)),
-        Given.of(Net(), None),
+        PickledPolicy.of(Net(), None),
         CollectorConfig(CollectionOptions()),
         Numbering(1, 3),
         2,
@@ -52,4 +52,4 @@ def test_grants_fill_blocks_and_ids_are_numbered() -> None:
 
 def test_unpicklable_policy_names_policy_factory() -> None:
     with pytest.raises(WorkerError, match="policy: .*policy_factory="):
-        Given.of((x for x in ()), None)
+        PickledPolicy.of((x for x in ()), None)

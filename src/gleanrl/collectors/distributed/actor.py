@@ -28,19 +28,19 @@ from gleanrl.collectors import checkpoint
 from gleanrl.collectors.base import SourceCollector
 from gleanrl.collectors.batch_columns import IDS
 from gleanrl.collectors.distributed.local_transport import (
-    Lender,
     MemoryLocation,
     Message,
     Name,
     NodeEnd,
     Offer,
+    SharedBlockPool,
 )
 from gleanrl.collectors.frame_accounting import CollectorStats, Episode, Numbering
 from gleanrl.collectors.single_source import RolloutSource
 from gleanrl.collectors.source import Grant, Source
-from gleanrl.collectors.workers.source import CrewSource
+from gleanrl.collectors.workers.source import WorkerSource
 from gleanrl.collectors.workers.weights import fields_of
-from gleanrl.collectors.workers.worker import Given
+from gleanrl.collectors.workers.worker import PickledPolicy
 from gleanrl.errors import CapacityError, ClosedError, SchemaError, WorkerError
 
 
@@ -128,7 +128,7 @@ class Contents(NamedTuple):
     """See `Collected.part`; counted over all nodes."""
     under_way: tuple[int, ...] = ()
     """Ids of the trajectories that continue after the batch."""
-    place: MemoryLocation | None = None
+    location: MemoryLocation | None = None
     """Location of the batch in memory that the node lends; None if it goes through the object store."""
 
 
@@ -200,9 +200,9 @@ class NodeRecipe:
     seed: tuple[int, bool] | None = None
     offer: Offer | None = None
 
-    def made(self, given: Given) -> SourceCollector:
+    def made(self, policy: PickledPolicy) -> SourceCollector:
         """Return the collector, with the given policy or policy factory."""
-        found, name = cloudpickle.loads(given.data), "policy_factory" if given.is_factory else "policy"
+        found, name = cloudpickle.loads(policy.data), "policy_factory" if policy.is_factory else "policy"
         return self.collector(self.create_env_fn, **self.keywords, **{name: found}, total_frames=-1)  # type: ignore[call-arg]
 
 
@@ -215,13 +215,13 @@ class CollectorActor:
     """
 
     def __init__(self) -> None:
-        self._asked = 0
-        self._lender: Lender | None = None
+        self._next_order = 0
+        self._block_pool: SharedBlockPool | None = None
         self._lends = False
         self._sent = Published()
         self._episodes = 0  # number of ended episodes already reported to the owner
 
-    def start(self, recipe: NodeRecipe, given: Given) -> NodeAnswer:
+    def start(self, recipe: NodeRecipe, policy: PickledPolicy) -> NodeAnswer:
         """Make the collector and return its `NodeDescription`, or a `Report` of the exception."""
         try:
             seed_globals(recipe.entropy)
@@ -230,7 +230,7 @@ class CollectorActor:
                 recipe.first_id,
                 recipe.first_id,
             )
-            self._collector = recipe.made(given)
+            self._collector = recipe.made(policy)
             if recipe.seed is not None:
                 self.seed(*recipe.seed)
             source = self._collector.source
@@ -239,7 +239,7 @@ class CollectorActor:
             self._allowance = Allowance(source.num_envs)
             self._weights = Published()
             self._begun, self._busy_s = clock.monotonic(), 0.0
-            name = None if self._lender is None else self._lender.name
+            name = None if self._block_pool is None else self._block_pool.name
             return NodeAnswer(
                 NodeDescription(source.batch_size, source.done_paths, _weights_of(self._collector), name)
             )
@@ -249,13 +249,17 @@ class CollectorActor:
     def _offer(self, offer: Offer, source: Source) -> None:
         """Create memory to lend, if the machine has enough, and let a single-process source write to it directly."""
         with suppress(CapacityError):
-            self._lender = Lender(offer)
+            self._block_pool = SharedBlockPool(offer)
         if isinstance(source, RolloutSource):
             source.target = self._target
 
     def _target(self, schema: Schema, batch_size: torch.Size, num_steps: int) -> Block | None:
         """Return the memory for the next batch; None to use the source's own."""
-        return self._lender.block(schema, batch_size, num_steps) if self._lender and self._lends else None
+        return (
+            self._block_pool.block(schema, batch_size, num_steps)
+            if self._block_pool and self._lends
+            else None
+        )
 
     def attend(self, attendance: int, weights: Published) -> None:
         """Carry out the orders in the pipe; see `NodeEnd.attend`.
@@ -269,9 +273,9 @@ class CollectorActor:
 
     def _carry_out(self, orders: Callable[[NodeEnd], Iterator[Message]]) -> None:
         """Carry out the orders that `orders` reads from the pipe, if the node has one."""
-        if self._lender is None:
+        if self._block_pool is None:
             return
-        end = self._lender.end
+        end = self._block_pool.end
         for ticket, order in orders(end):
             try:
                 end.answer(Message(ticket, self._collected(order)))
@@ -281,7 +285,7 @@ class CollectorActor:
 
     def collect(self, order: Order) -> tuple[Outcome, PickledBatch | None]:
         """Carry out an order that came through Ray. Return its outcome, and the batch if there is one to send."""
-        self._carry_out(lambda end: end.given_before(order.after))
+        self._carry_out(lambda end: end.orders_before(order.after))
         return self._collected(order)
 
     def _collected(self, order: Order) -> tuple[Outcome, PickledBatch | None]:
@@ -290,8 +294,8 @@ class CollectorActor:
         before, packed, report, is_final = collector.stats(), None, None, False
         # If an interrupt hid from the owner that it had sent an order, it sends the order again. Each order is carried
         # out once. The second outcome reports no frames, and the owner finds the missing ones in the counters.
-        if order.number >= self._asked:
-            self._asked = order.number + 1
+        if order.number >= self._next_order:
+            self._next_order = order.number + 1
             try:
                 self._prepare(order)
                 packed = collector.serve(self._allowance, self._pack)
@@ -301,8 +305,8 @@ class CollectorActor:
         ended = clock.monotonic()
         self._busy_s += ended - begun
         stats = collector.stats()
-        parcel, contents = packed or (None, Contents())
-        fresh, self._episodes = stats.episodes - self._episodes, stats.episodes
+        pickled, contents = packed or (None, Contents())
+        num_new, self._episodes = stats.episodes - self._episodes, stats.episodes
         outcome = Outcome(
             number=order.number,
             frames=handed_out(stats) - handed_out(before),
@@ -315,16 +319,16 @@ class CollectorActor:
             batch=contents,
             report=report,
             is_final=is_final,
-            episodes=tuple(collector.source.recent_episodes()[-fresh:]) if fresh else (),
+            episodes=tuple(collector.source.recent_episodes()[-num_new:]) if num_new else (),
         )
-        return outcome, parcel
+        return outcome, pickled
 
     def _prepare(self, order: Order) -> None:
         """Reclaim lent blocks, add grants, load weights and reset, as an order requires."""
         source = self._collector.source
         self._number, self._lends = order.number, order.lend
-        if self._lender is not None:
-            self._lender.take_back(order.wanted)
+        if self._block_pool is not None:
+            self._block_pool.reclaim(order.wanted)
         if order.afresh:
             self._allowance.clear(source.spent)
         self._allowance.add(order.grants, source.spent)
@@ -354,12 +358,12 @@ class CollectorActor:
         for path in self._collector.source.done_paths:
             flag = batch.get(as_key(path)).numpy().reshape(*ids.shape, -1).any(-1)
             under_way.difference_update(ids[flag].tolist())
-        place = self._lender.lend(self._number, batch) if self._lender and self._lends else None
-        return None if place else PickledBatch(batch), Contents(of_all, tuple(under_way), place)
+        location = self._block_pool.lend(self._number, batch) if self._block_pool and self._lends else None
+        return None if location else PickledBatch(batch), Contents(of_all, tuple(under_way), location)
 
     def ask(self, name: str, *arguments: Any, after: int = 0) -> NodeAnswer:
         """Call one of the methods below by name, after the first `after` orders of the pipe."""
-        self._carry_out(lambda end: end.given_before(after))
+        self._carry_out(lambda end: end.orders_before(after))
         try:
             method: Callable[..., Any] = getattr(self, name)
             return NodeAnswer(method(*arguments))
@@ -405,7 +409,7 @@ def _weights_of(collector: SourceCollector) -> Mapping[Path, Field] | None:
     source = collector.source
     if isinstance(source, RolloutSource):
         return fields_of(source.weights.policy)
-    assert isinstance(source, CrewSource)
+    assert isinstance(source, WorkerSource)
     return source.description.weights
 
 
@@ -424,21 +428,23 @@ class NodeMaker:
 
     Attributes:
         recipe: config of its collector.
-        given: Ray reference to the pickled policy or policy factory.
+        policy_ref: Ray reference to the pickled policy or policy factory.
         options: Ray options of the actor.
-        num_lent: how many batches the node may have lent at once; 0 sends all through the object store.
+        num_shared_blocks: how many batches the node may have lent at once; 0 sends all through the object store.
     """
 
     recipe: NodeRecipe
-    given: Any
+    policy_ref: Any
     options: Mapping[str, Any]
-    num_lent: int = 0
+    num_shared_blocks: int = 0
 
     def started(self, ray: Any, recipe: NodeRecipe, deadline: Deadline) -> Starting:
         """Start an actor and its collector, configured by `recipe`."""
-        offer = Offer.of(self.num_lent) if self.num_lent else None
+        offer = Offer.of(self.num_shared_blocks) if self.num_shared_blocks else None
         actor = ray.remote(CollectorActor).options(**self.options).remote()
-        return Starting(actor, actor.start.remote(replace(recipe, offer=offer), self.given), deadline, offer)
+        return Starting(
+            actor, actor.start.remote(replace(recipe, offer=offer), self.policy_ref), deadline, offer
+        )
 
 
 class Starting(NamedTuple):

@@ -115,10 +115,10 @@ def environments_of(create_env_fn: Any, count: int, num_workers: int, kwargs: Se
         kwargs: keyword arguments of each node's callables.
     """
     found = []
-    for entry, given in zip(each("create_env_fn", create_env_fn, count), kwargs, strict=True):
+    for entry, entry_kwargs in zip(each("create_env_fn", create_env_fn, count), kwargs, strict=True):
         if num_workers and isinstance(entry, (list, tuple)):
             entry = each("create_env_fn", entry, num_workers)
-        found.append(factories(max(num_workers, 1), entry, given))
+        found.append(factories(max(num_workers, 1), entry, entry_kwargs))
     flat = iter(with_own_copies([factory for made in found for factory in made]))
     own: list[Any] = [[next(flat) for _ in made] for made in found]
     return own if num_workers else [made[0] for made in own]
@@ -132,15 +132,15 @@ def keywords_of(collector_kwargs: Any, count: int) -> list[dict[str, Any]]:
         UnsupportedError: a keyword belongs to the collector with nodes.
     """
     found = []
-    for given in each("collector_kwargs", collector_kwargs, count):
-        if not isinstance(given, (Mapping, type(None))):
-            raise InvalidTypeError(f"collector_kwargs: expected a dictionary, got {type(given).__name__}")
-        unfit = [name for name in _OURS if name in (given or {})]
+    for entry in each("collector_kwargs", collector_kwargs, count):
+        if not isinstance(entry, (Mapping, type(None))):
+            raise InvalidTypeError(f"collector_kwargs: expected a dictionary, got {type(entry).__name__}")
+        unfit = [name for name in _OURS if name in (entry or {})]
         if unfit:
             raise UnsupportedError(
                 f"collector_kwargs: {unfit} can't be passed to nodes; pass it to the collector itself"
             )
-        found.append(dict(given or {}))
+        found.append(dict(entry or {}))
     return found
 
 
@@ -152,16 +152,16 @@ def options_of_actors(remote_configs: Any, count: int) -> list[dict[str, Any]]:
         UnsupportedError: an option would hand a task of the collector to Ray, such as restarts.
     """
     found = []
-    for given in each("remote_configs", remote_configs, count):
-        if not isinstance(given, (Mapping, type(None))):
-            raise InvalidTypeError(f"remote_configs: expected a dictionary, got {type(given).__name__}")
-        unfit = [name for name in _OWN_OPTIONS if name in (given or {})]
+    for entry in each("remote_configs", remote_configs, count):
+        if not isinstance(entry, (Mapping, type(None))):
+            raise InvalidTypeError(f"remote_configs: expected a dictionary, got {type(entry).__name__}")
+        unfit = [name for name in _OWN_OPTIONS if name in (entry or {})]
         if unfit:
             raise UnsupportedError(
                 f"remote_configs: {unfit} can't be set, because the collector itself restarts lost nodes and orders "
                 "their calls; pass on_worker_error and max_restarts to it instead"
             )
-        found.append({**_OPTIONS, **(given or {})})
+        found.append({**_OPTIONS, **(entry or {})})
     return found
 
 
@@ -172,7 +172,7 @@ def makers_of_nodes(
     keywords: Sequence[Mapping[str, Any]],
     policies: tuple[Any, Any],
     options: Sequence[Mapping[str, Any]],
-    num_lent: int,
+    num_shared_blocks: int,
 ) -> list[NodeMaker]:
     """Return the configs of the nodes. Each distinct policy or factory is put into the object store once.
 
@@ -183,13 +183,13 @@ def makers_of_nodes(
         keywords: further keywords of each node.
         policies: the policy and the policy factory, one of them None. The factory may be a list with one for each node.
         options: Ray options of each actor.
-        num_lent: see `NodeMaker`.
+        num_shared_blocks: see `NodeMaker`.
     """
-    count, fleet = len(environments), next(_fleets)
+    count, fleet_number = len(environments), next(_fleets)
     placed = [is_placed(own.get("device"), own.get("policy_device")) for own in keywords]
-    given = policies_of(*policies, placed)
+    pickled = policies_of(*policies, placed)
     put: Callable[[Any], Any] = ray.put
-    refs = {id(one): put(one) for one in given}
+    refs = {id(one): put(one) for one in pickled}
     return [
         NodeMaker(
             NodeRecipe(
@@ -197,11 +197,11 @@ def makers_of_nodes(
                 environments[number],
                 keywords[number],
                 Numbering(number, count),
-                (torch.initial_seed(), fleet, number),
+                (torch.initial_seed(), fleet_number, number),
             ),
-            refs[id(given[number])],
+            refs[id(pickled[number])],
             options[number],
-            num_lent,
+            num_shared_blocks,
         )
         for number in range(count)
     ]

@@ -8,7 +8,7 @@ from gleanrl._arrays.allocate import BufferPool
 from gleanrl._os import clock
 from gleanrl._process.ray import RayRuntime
 from gleanrl.collectors.distributed.progress import ReceivedShare
-from gleanrl.collectors.distributed.source import Company, NodeSource
+from gleanrl.collectors.distributed.source import NodesConfig, NodeSource
 from gleanrl.collectors.source import Collected, Grant, Grants
 from gleanrl.collectors.workers.progress import Consumed
 from gleanrl.errors import UnsupportedError
@@ -22,17 +22,17 @@ class AsynchronousNodes(NodeSource):
 
     Args:
         runtime: Ray.
-        company: see `NodeSource`.
+        nodes_config: see `NodeSource`.
     """
 
-    def __init__(self, runtime: RayRuntime, company: Company) -> None:
-        super().__init__(runtime, company)
+    def __init__(self, runtime: RayRuntime, nodes_config: NodesConfig) -> None:
+        super().__init__(runtime, nodes_config)
         self.num_envs, self.batch_size = self.width, self.description.batch_size
-        self._ahead, self._by_reference = company.ahead, company.by_reference
+        self._ahead, self._by_reference = nodes_config.ahead, nodes_config.by_reference
         self._pool = BufferPool()
         self._open: int | None = None
         self._frames = self.width
-        self._turn = 0
+        self._rotation = 0
 
     def lay_out(self, num_steps: int) -> None:
         """Store the number of steps of a full batch."""
@@ -41,7 +41,7 @@ class AsynchronousNodes(NodeSource):
     @property
     def rounds(self) -> int:
         """Mean number of delivered batches per node."""
-        return self.fleet.now.ledger.batches // self.num_nodes
+        return self.controller.now.counts.batches // self.num_nodes
 
     def next(self, budget: Grants, lend: bool = False) -> Collected:
         """Return the batch of the next ready node.
@@ -57,22 +57,22 @@ class AsynchronousNodes(NodeSource):
             self._order_all(budget)
             number = self._next_ready()
             if number is None:
-                self.fleet.wait()
+                self.controller.wait()
                 continue
-            arrival = self.fleet.now.nodes[number].ready[0]
+            arrival = self.controller.now.nodes[number].ready[0]
             batch = self._batch(number, arrival, lend)
             if batch is not None:
                 break
         self._open, outcome = number, arrival.outcome
         seconds = clock.monotonic() - begin
-        taken = Consumed({number: arrival.batch}, outcome.frames, outcome.flagged, 0, True, seconds)
-        return Collected(batch, taken, outcome.batch.part)
+        consumed = Consumed({number: arrival.batch}, outcome.frames, outcome.flagged, 0, True, seconds)
+        return Collected(batch, consumed, outcome.batch.part)
 
     def _batch(self, number: int, arrival: ReceivedShare, lend: bool) -> Any:
         """Return a node's batch, or a reference to it; None if the batch was lost with its machine."""
-        if self._by_reference and not self.fleet.now.nodes[number].losses.number:
+        if self._by_reference and not self.controller.now.nodes[number].losses.number:
             return arrival.batch
-        share = self.fleet.fetched(number, arrival)
+        share = self.controller.fetched(number, arrival)
         if share is None or self._by_reference:
             return share and arrival.batch  # fetched first: a batch of a node that was ever lost may be gone
         return share.view() if lend else share.own(self._pool)
@@ -90,31 +90,31 @@ class AsynchronousNodes(NodeSource):
         """
         grants: dict[int, list[Grant]] = {number: [] for number in range(self.num_nodes)}
         ordered = 0
-        on_their_way = sum(node.coming for node in self.fleet.now.nodes)
+        on_their_way = sum(node.coming for node in self.controller.now.nodes)
         for depth in range(self._ahead):
-            for number, given in grants.items():
-                if self._takes_orders(number) and self._pending(number) + len(given) <= depth:
+            for number, new_grants in grants.items():
+                if self._takes_orders(number) and self._pending(number) + len(new_grants) <= depth:
                     grant = budget.grant(self.spent + on_their_way + ordered)
                     if grant is not None:
-                        given.append(grant)
+                        new_grants.append(grant)
                         ordered += grant.num_steps * self.width
-        for number, given in grants.items():
-            while self._takes_orders(number) and (given or self._has_frames_left(number)):
-                self.fleet.order(number, given, self.width, self.weights.latest(number))
-                given = []
+        for number, new_grants in grants.items():
+            while self._takes_orders(number) and (new_grants or self._has_frames_left(number)):
+                self.controller.order(number, new_grants, self.width, self.weights.latest(number))
+                new_grants = []
 
     def _takes_orders(self, number: int) -> bool:
-        node = self.fleet.now.nodes[number]
+        node = self.controller.now.nodes[number]
         return not node.down and not node.unwanted and len(node.calls) < _ORDERS
 
     def _pending(self, number: int) -> int:
         """Return how many batches of a node are granted, or ready and not delivered."""
-        node = self.fleet.now.nodes[number]
+        node = self.controller.now.nodes[number]
         return len(node.ready) + max(len(node.calls), -(-node.owed // self._frames))
 
     def _has_frames_left(self, number: int) -> bool:
         """Return whether a node was granted frames that no order under way covers."""
-        node = self.fleet.now.nodes[number]
+        node = self.controller.now.nodes[number]
         return node.owed > len(node.calls) * self._frames
 
     def _next_ready(self) -> int | None:
@@ -122,18 +122,18 @@ class AsynchronousNodes(NodeSource):
 
         Nodes take turns, so that fast nodes can't starve slow ones.
         """
-        for number in (*range(self._turn, self.num_nodes), *range(self._turn)):
-            if self.fleet.now.nodes[number].ready:
-                self._turn = number + 1
+        for number in (*range(self._rotation, self.num_nodes), *range(self._rotation)):
+            if self.controller.now.nodes[number].ready:
+                self._rotation = number + 1
                 return number
         return None
 
     def lose(self, reason: str) -> None:
         """Discard the open batch and the node's later frames, which would otherwise follow a gap."""
         if self._open is not None:
-            self.fleet.discard(self._open, reason)
+            self.controller.discard(self._open, reason)
         self._open = None
 
-    def _become(self, taken: Consumed) -> Any:
+    def _commit(self, consumed: Consumed) -> Any:
         self._open = None
-        super()._become(taken)
+        super()._commit(consumed)

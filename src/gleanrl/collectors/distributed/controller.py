@@ -24,10 +24,10 @@ from gleanrl.collectors.distributed.actor import (
 )
 from gleanrl.collectors.distributed.local_transport import (
     Arrivals,
-    Borrowed,
     MemoryLocation,
     Message,
     Name,
+    NodeMemory,
     NodeShare,
     Offer,
     StoredShare,
@@ -39,7 +39,7 @@ from gleanrl.collectors.workers.progress import Restarts
 from gleanrl.errors import WorkerCrashedError, WorkerTimeoutError
 
 
-class NearNodes:
+class LocalNodes:
     """The nodes on the owner's machine, by index. One thread at a time.
 
     Args:
@@ -47,28 +47,28 @@ class NearNodes:
     """
 
     def __init__(self, ray: Any) -> None:
-        self._borrowed: dict[int, Borrowed] = {}
+        self._memories: dict[int, NodeMemory] = {}
         self._arrivals = Arrivals(ray)
 
-    def meet(self, number: int, name: Name | None, offer: Offer) -> None:
-        """Add a node if it is on this machine; see `Borrowed.opened`."""
-        found = Borrowed.opened(name, offer)
+    def add(self, number: int, name: Name | None, offer: Offer) -> None:
+        """Add a node if it is on this machine; see `NodeMemory.opened`."""
+        found = NodeMemory.opened(name, offer)
         if found is not None:
-            self._borrowed[number] = found
+            self._memories[number] = found
 
     def forget(self, number: int) -> None:
         """Remove a node, if it is one of these."""
-        self._borrowed.pop(number, None)
+        self._memories.pop(number, None)
 
     def __contains__(self, number: int) -> bool:
         """Return whether a node is on this machine."""
-        return number in self._borrowed
+        return number in self._memories
 
-    def share(self, number: int, place: MemoryLocation) -> NodeShare:
+    def share(self, number: int, location: MemoryLocation) -> NodeShare:
         """Return a batch in memory lent by a node."""
-        return self._borrowed[number].share(place)
+        return self._memories[number].share(location)
 
-    def give(self, number: int, actor: Any, order: Order, last: Outcome) -> tuple[Any, Any]:
+    def send_order(self, number: int, actor: Any, order: Order, last: Outcome) -> tuple[Any, Any]:
         """Send an order to a node. Return the future outcome and batch, as in `Call`.
 
         If the node's last batch was lent, the order goes through its pipe, because the answer is small. Otherwise it
@@ -82,45 +82,45 @@ class NearNodes:
         """
         weights = order.weights
         known = weights._replace(refs=())  # Ray tracks every reference that it passes, which costs time
-        if last.batch.place is not None and number in self._borrowed:
-            line = self._borrowed[number].line
+        if last.batch.location is not None and number in self._memories:
+            line = self._memories[number].line
             line.attend(actor, weights)
-            return line.give(order._replace(weights=known)), None
+            return line.send_order(order._replace(weights=known)), None
         weights = known if weights.number == last.weights else weights
-        order = order._replace(weights=weights, after=self.let_go(number))
+        order = order._replace(weights=weights, after=self.leave_pipe(number))
         outcome, batch = actor.collect.options(num_returns=2).remote(order)
         return outcome, batch
 
-    def let_go(self, number: int) -> int:
+    def leave_pipe(self, number: int) -> int:
         """Make a node leave its pipe before a Ray call. Return the number of pipe orders sent before."""
-        return self._borrowed[number].line.leave() if number in self._borrowed else 0
+        return self._memories[number].line.leave() if number in self._memories else 0
 
     def first(self, number: int) -> Message | None:
         """Return a node's first answer that has arrived and was not dropped; None if there is none."""
-        return self._borrowed[number].line.first() if number in self._borrowed else None
+        return self._memories[number].line.first() if number in self._memories else None
 
     def drop(self, number: int) -> None:
         """Drop the first answer of a node."""
-        if number in self._borrowed:
-            self._borrowed[number].line.drop()
+        if number in self._memories:
+            self._memories[number].line.drop()
 
     def go_on(self, number: int, actor: Any) -> None:
         """Make a node attend its pipe again, because it has orders left there."""
-        self._borrowed[number].line.attend(actor)
+        self._memories[number].line.attend(actor)
 
     @property
     def attendances(self) -> dict[Any, int]:
         """Nodes by the reference of their current `attend` call. It is ready once the call or the node has ended."""
-        lines = {number: borrowed.line for number, borrowed in self._borrowed.items()}
+        lines = {number: memory.line for number, memory in self._memories.items()}
         return {line.attendance: number for number, line in lines.items() if line.attendance is not None}
 
     def ended(self, number: int) -> None:
         """Record that a node's `attend` call has ended."""
-        self._borrowed[number].line.ended()
+        self._memories[number].line.ended()
 
     def wait(self, numbers: Sequence[int], refs: Sequence[Any], seconds: float | None) -> list[Any]:
         """Wait until an answer of a node arrives or a reference is ready; see `Arrivals.wait`."""
-        return self._arrivals.wait([self._borrowed[number].line for number in numbers], refs, seconds)
+        return self._arrivals.wait([self._memories[number].line for number in numbers], refs, seconds)
 
 
 LOST = "worker"
@@ -160,7 +160,7 @@ class NodeController:
         self.actors: list[Any] = []
         self._makers: list[NodeMaker] = []
         self._starting: dict[int, Starting] = {}
-        self._near = NearNodes(self._ray)
+        self._local_nodes = LocalNodes(self._ray)
         self._descriptions: dict[int, NodeDescription] = {}
         self.closed = False
         self.add(makers)
@@ -215,7 +215,7 @@ class NodeController:
         if error is None:
             self._descriptions[number] = answer.value
             if offer is not None:
-                self._near.meet(number, answer.value.memory, offer)
+                self._local_nodes.add(number, answer.value.memory, offer)
             error = unlike(self._descriptions, number)
         if error is None:
             self.now = self.now.with_node(number, down=False)
@@ -254,22 +254,22 @@ class NodeController:
         """
         node = self.now.nodes[number]
         afresh |= node.afresh
-        lends = number in self._near
-        order = Order(node.asked, tuple(grants), weights, afresh, node.reset, node.wanted, lends)
-        outcome, batch = self._near.give(number, self.actors[number], order, node.outcome)
+        lends = number in self._local_nodes
+        order = Order(node.num_orders, tuple(grants), weights, afresh, node.reset, node.wanted, lends)
+        outcome, batch = self._local_nodes.send_order(number, self.actors[number], order, node.outcome)
         frames = sum(Allowance.frames(grant, num_envs) for grant in grants)
-        call = Call(node.asked, frames, outcome, batch)
+        call = Call(node.num_orders, frames, outcome, batch)
         self.now = self.now.with_node(
             number,
-            asked=node.asked + 1,
+            num_orders=node.num_orders + 1,
             calls=(*node.calls, call),
             reset=False,
             afresh=False,
             outcome=node.outcome._replace(left=0) if afresh else node.outcome,
         )
 
-    def wait(self, *others: Any) -> None:
-        """Wait until an outcome has arrived, a node has started or is due for a restart, or one of `others` is ready.
+    def wait(self, *extra_refs: Any) -> None:
+        """Wait for an outcome, for the start of a node or its due restart, or for one of `extra_refs` to be ready.
 
         Raises:
             Exception: the exception of a node whose batch is wanted.
@@ -279,20 +279,20 @@ class NodeController:
         self._revive()
         # A node answers in order, so only its first order under way can be answered next.
         heads = {number: node.calls[0].outcome for number, node in enumerate(self.now.nodes) if node.calls}
-        near = [number for number, head in heads.items() if isinstance(head, int)]
-        if any(self._heard(number) for number in near):
+        local = [number for number, head in heads.items() if isinstance(head, int)]
+        if any(self._heard(number) for number in local):
             return
-        takers = {head: (self._receive, number) for number, head in heads.items() if number not in near}
+        takers = {head: (self._receive, number) for number, head in heads.items() if number not in local}
         takers |= {one.ref: (self._started, number) for number, one in self._starting.items()}
-        takers |= {ref: (self._attended, number) for ref, number in self._near.attendances.items()}
+        takers |= {ref: (self._attended, number) for ref, number in self._local_nodes.attendances.items()}
         remaining = [deadline.remaining() for deadline in self._deadlines()]
         soonest = min((seconds for seconds in remaining if seconds is not None), default=None)
-        refs = [*takers, *others]
-        if not refs and not near:
+        refs = [*takers, *extra_refs]
+        if not refs and not local:
             clock.sleep(soonest or 0.0)
             return
-        found = self._near.wait(near, refs, soonest)
-        for number in near:
+        found = self._local_nodes.wait(local, refs, soonest)
+        for number in local:
             self._heard(number)
         for ref in found:
             if ref in takers:
@@ -311,16 +311,16 @@ class NodeController:
     def _heard(self, number: int) -> bool:
         """Process the answers in a node's pipe. Return whether there were any."""
         heard = False
-        while (message := self._near.first(number)) is not None:
+        while (message := self._local_nodes.first(number)) is not None:
             heard, calls = True, self.now.nodes[number].calls
             if calls and calls[0].outcome == message.ticket:
                 self._answered(number, message.value)
             elif any(call.outcome == message.ticket for call in calls):
                 break  # an earlier order's answer comes through Ray; this one waits for it
-            self._near.drop(number)
+            self._local_nodes.drop(number)
         calls = self.now.nodes[number].calls
         if calls and isinstance(calls[0].outcome, int):
-            self._near.go_on(number, self.actors[number])
+            self._local_nodes.go_on(number, self.actors[number])
         return heard
 
     def _answered(self, number: int, value: Any) -> None:
@@ -333,13 +333,13 @@ class NodeController:
 
     def _attended(self, number: int, ref: Any) -> None:
         """Record the end of a node's `attend` call. If the call failed, the node is lost."""
-        if self._near.attendances.get(ref) == number:
+        if self._local_nodes.attendances.get(ref) == number:
             try:
                 self._ray.get(ref)
             except Exception as error:
                 self._lost(number, error)
             else:
-                self._near.ended(number)
+                self._local_nodes.ended(number)
 
     def _receive(self, number: int, ref: Any) -> None:
         """Process the outcome of a node's first order under way, which came through Ray."""
@@ -352,8 +352,8 @@ class NodeController:
     def _arrived(self, number: int, outcome: Outcome, batch: Any) -> None:
         """Record an outcome. Raise its exception if the batch is wanted or the node's collector has ended."""
         wanted = not self.now.nodes[number].unwanted
-        place = outcome.batch.place
-        batch = self._near.share(number, place) if place else batch
+        location = outcome.batch.location
+        batch = self._local_nodes.share(number, location) if location else batch
         self.now = self.now.arriving(number, outcome, batch)
         if outcome.report is None:
             return
@@ -434,7 +434,7 @@ class NodeController:
     def _kill(self, number: int) -> None:
         """Kill a node's actor, if it has one."""
         actor, self.actors[number] = self.actors[number], None
-        self._near.forget(number)
+        self._local_nodes.forget(number)
         if actor is not None and not self._runtime.ended:
             with suppress(Exception):
                 self._ray.kill(actor)
@@ -451,30 +451,30 @@ class NodeController:
             arguments: positional arguments by node; None calls all nodes without arguments.
         """
         self._runtime.check()
-        given = dict.fromkeys(range(len(self.actors)), ()) if arguments is None else dict(arguments)
-        asked: dict[int, tuple[Any, Any]] = {}
+        requests = dict.fromkeys(range(len(self.actors)), ()) if arguments is None else dict(arguments)
+        sent: dict[int, tuple[Any, Any]] = {}
         answers: dict[int, NodeAnswer] = {}
-        while len(answers) < len(given):
-            for number, values in given.items():
+        while len(answers) < len(requests):
+            for number, values in requests.items():
                 actor = self.actors[number]
                 if number not in answers and not self.now.nodes[number].down:
                     # A restarted node has a new actor, which has not been asked yet.
-                    if number not in asked or asked[number][0] is not actor:
-                        after = self._near.let_go(number)
-                        asked[number] = actor, actor.ask.remote(name, *values, after=after)
-            refs = {ref: number for number, (_, ref) in asked.items() if number not in answers}
+                    if number not in sent or sent[number][0] is not actor:
+                        after = self._local_nodes.leave_pipe(number)
+                        sent[number] = actor, actor.ask.remote(name, *values, after=after)
+            refs = {ref: number for number, (_, ref) in sent.items() if number not in answers}
             self.wait(*refs)
             for ref in self._ray.wait([*refs], num_returns=len(refs), timeout=0)[0] if refs else ():
                 number = refs[ref]
-                if asked[number][0] is self.actors[number]:
+                if sent[number][0] is self.actors[number]:
                     answer = self._got(number, ref)
                     if answer is not None:
                         answers[number] = answer
-        for number in given:
+        for number in requests:
             report = answers[number].report
             if report is not None:
                 raise report.error(self._origin(number))
-        return [answers[number].value for number in given]
+        return [answers[number].value for number in requests]
 
     def close(self, close_s: float = 0.0) -> None:
         """End all nodes. Nodes that have not ended by themselves after `close_s` seconds are killed."""
@@ -482,7 +482,7 @@ class NodeController:
         try:
             if close_s and not self._runtime.ended:
                 refs = [
-                    actor.ask.remote("close", after=self._near.let_go(number))
+                    actor.ask.remote("close", after=self._local_nodes.leave_pipe(number))
                     for number, actor in enumerate(self.actors)
                     if actor is not None
                 ]

@@ -64,15 +64,15 @@ class NodeEnd:
     """The node's side of the pipes."""
 
     def __init__(self) -> None:
-        self._held = Descriptors()
-        orders, orders_far = self._held.take(pipe())
-        answers_far, answers = self._held.take(pipe())
+        self._owned = Descriptors()
+        orders, orders_far = self._owned.take(pipe())
+        answers_far, answers = self._owned.take(pipe())
         self.names = PipeNames(orders_far, answers_far)
         self._end = WorkerEnd(orders, answers)
         self._poller = select.poll()
         self._poller.register(orders, select.POLLIN)
         self._left = 0
-        self._kept: Message | None = None
+        self._pending: Message | None = None
         """An order that was read and has to wait for a Ray call."""
 
     def attend(self, attendance: int) -> Iterator[Message]:
@@ -81,29 +81,29 @@ class NodeEnd:
         Args:
             attendance: number of this call. If the owner has ended it already, nothing is yielded.
         """
-        self._held.close(*self.names)  # the owner has opened its own: the pipe ends with the owner
+        self._owned.close(*self.names)  # the owner has opened its own: the pipe ends with the owner
         deadline = Deadline(_ATTENDS_S)
         with suppress(ChannelClosed):
             while self._left < attendance:
                 left = deadline.remaining()
-                if not left or not (self._kept or self._poller.poll(math.ceil(left * 1000))):
+                if not left or not (self._pending or self._poller.poll(math.ceil(left * 1000))):
                     return
                 yield from self._next()
 
-    def given_before(self, count: int) -> Iterator[Message]:
+    def orders_before(self, count: int) -> Iterator[Message]:
         """Yield the orders that are left in the pipe, among the first `count` orders ever sent."""
         with suppress(ChannelClosed):
-            while self._kept or self._poller.poll(0):
+            while self._pending or self._poller.poll(0):
                 for message in self._next():
                     if message.ticket >= count:
-                        self._kept = message
+                        self._pending = message
                         return
                     yield message
 
     def _next(self) -> Iterator[Message]:
         """Yield the next message if it is an order. A number instead tells the node to leave that `attend` call."""
-        found: Message | int | None = self._kept
-        self._kept = None
+        found: Message | int | None = self._pending
+        self._pending = None
         if found is None:
             self._end.next_code()
             found = pickle.loads(self._end.message())
@@ -126,7 +126,7 @@ class Line:
     """The owner's side of the pipes. Interrupts may come anywhere: repeated messages have no effect.
 
     Args:
-        held: owns the descriptors.
+        owned: owns the descriptors.
         process: process id of the node.
         names: descriptors of the pipes in the node's process.
 
@@ -134,12 +134,12 @@ class Line:
         OSError: the process has no such pipes.
     """
 
-    def __init__(self, held: Descriptors, process: int, names: PipeNames) -> None:
-        self._held = held
-        (orders,) = held.take(pipe_of(process, names.orders, os.O_WRONLY))
-        (self.answers,) = held.take(pipe_of(process, names.answers, os.O_RDONLY))
+    def __init__(self, owned: Descriptors, process: int, names: PipeNames) -> None:
+        self._owned = owned
+        (orders,) = owned.take(pipe_of(process, names.orders, os.O_WRONLY))
+        (self.answers,) = owned.take(pipe_of(process, names.answers, os.O_RDONLY))
         self._end = OwnerEnd(self.answers, orders)
-        self._given = 0
+        self._num_sent = 0
         self._begun, self._left, self._noted = 0, 0, 0
         self._weights: Any = None
         self.attendance: Any = None
@@ -175,12 +175,12 @@ class Line:
             self._left = self._begun
         else:
             self._finish()
-        return self._given
+        return self._num_sent
 
-    def give(self, order: Any) -> int:
+    def send_order(self, order: Any) -> int:
         """Send an order and return its ticket: orders are numbered from 0."""
-        ticket = self._given
-        self._given += 1  # counted first: after an interrupt, no later order reuses the ticket
+        ticket = self._num_sent
+        self._num_sent += 1  # counted first: after an interrupt, no later order reuses the ticket
         self._send(Message(ticket, order))
         return ticket
 
@@ -222,8 +222,8 @@ class Arrivals:
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
-        self._held = Descriptors()
-        self._reading, self._writing = self._held.take(pipe())
+        self._owned = Descriptors()
+        self._reading, self._writing = self._owned.take(pipe())
         os.set_blocking(self._reading, False)
         os.set_blocking(self._writing, False)
         self._watched: set[Any] = set()
@@ -297,20 +297,20 @@ class StoredShare(NodeShare):
     """A batch in the object store.
 
     Args:
-        parcel: the serialized batch.
+        arrived: the serialized batch.
     """
 
-    def __init__(self, parcel: Arrived) -> None:
-        self._parcel = parcel
+    def __init__(self, arrived: Arrived) -> None:
+        self._arrived = arrived
 
     def view(self) -> TensorDictBase:
         """Return the batch in the object store's memory, without a copy."""
-        batch: TensorDictBase = self._parcel.view()
+        batch: TensorDictBase = self._arrived.view()
         return batch
 
     def own(self, pool: BufferPool) -> TensorDictBase:
         """Return a copy of the batch. Its memory comes from the parcels' pool, not from `pool`."""
-        batch: TensorDictBase = self._parcel.open()
+        batch: TensorDictBase = self._arrived.open()
         return batch
 
     def block(self) -> tuple[Block, torch.device | None]:
@@ -320,7 +320,7 @@ class StoredShare(NodeShare):
         return Block(Schema.of(batch), size[:-1], size[-1], columns=columns, borrowed=True), batch.device
 
 
-class LentShare(NodeShare):
+class SharedMemoryShare(NodeShare):
     """A batch in memory lent by its node.
 
     Args:
@@ -383,7 +383,7 @@ class MemoryLocation(NamedTuple):
     num_steps: int
 
 
-class Lender:
+class SharedBlockPool:
     """The node's side of lent memory: provides blocks to fill, as long as not all are lent.
 
     A block belongs to the owner from the answer that names it, until an order reports that its batch is no longer
@@ -404,9 +404,9 @@ class Lender:
         self._blocks: list[Block] = []
         self._layout: bytes | None = None
         self._device: torch.device | None = None
-        self._lent: dict[int, int] = {}
+        self._in_use: dict[int, int] = {}
         """Lent blocks, with the number of the order whose batch each one holds."""
-        self._given = 0
+        self._current = 0
         """The block that was last provided to be filled."""
         self.end = NodeEnd()
         """The node's side of the pipes."""
@@ -416,20 +416,20 @@ class Lender:
         """The names by which the owner opens the memory and the pipes."""
         return Name(os.getpid(), self._segment.descriptor, self.end.names)
 
-    def take_back(self, before: int) -> None:
+    def reclaim(self, before: int) -> None:
         """Reclaim the blocks of all orders with numbers below `before`."""
-        self._lent = {block: number for block, number in self._lent.items() if number >= before}
+        self._in_use = {block: number for block, number in self._in_use.items() if number >= before}
 
     def block(self, schema: Schema, batch_size: Sequence[int], num_steps: int) -> Block | None:
         """Return a block to fill. None if all are lent, memory is short, or the schema has object columns."""
-        free = next((number for number in range(self._num_blocks) if number not in self._lent), None)
+        free = next((number for number in range(self._num_blocks) if number not in self._in_use), None)
         if (
             free is None
             or schema.lists
             or not self._has_room(SharedRows(schema, torch.Size(batch_size), num_steps))
         ):
             return None
-        self._given = free
+        self._current = free
         return self._blocks[free].leading(num_steps)
 
     def lend(self, order: int, batch: TensorDictBase) -> MemoryLocation | None:
@@ -442,21 +442,21 @@ class Lender:
         Returns:
             The location; None if there is no block.
         """
-        if not self._stands_in_given(batch):
+        if not self._is_in_current_block(batch):
             leaves = flatten(batch)
             block = self.block(Schema.of(batch), batch.batch_size[:-1], batch.batch_size[-1])
             if block is None:
                 return None
             copy_columns(block.columns, [*leaves.values()])
-        self._lent[self._given] = order
+        self._in_use[self._current] = order
         if self._layout is None or self._device != batch.device:
             self._layout, self._device = pickle.dumps((self._region, batch.device)), batch.device
-        return MemoryLocation(self._layout, self._given, batch.batch_size[-1])
+        return MemoryLocation(self._layout, self._current, batch.batch_size[-1])
 
-    def _stands_in_given(self, batch: TensorDictBase) -> bool:
+    def _is_in_current_block(self, batch: TensorDictBase) -> bool:
         ids: torch.Tensor = batch.get(as_key(IDS))
         blocks = self._blocks
-        return bool(blocks) and blocks[self._given].column(IDS).data_ptr() == ids.data_ptr()
+        return bool(blocks) and blocks[self._current].column(IDS).data_ptr() == ids.data_ptr()
 
     def _has_room(self, rows: SharedRows) -> bool:
         """Return whether the blocks fit such batches. If they don't and none is lent, they are laid out again."""
@@ -467,7 +467,7 @@ class Lender:
             and now.num_steps >= rows.num_steps
         ):
             return True
-        if self._lent:
+        if self._in_use:
             return False
         try:
             self._region = region = self._segment.region("batches", rows, self._num_blocks)
@@ -478,24 +478,24 @@ class Lender:
         return True
 
 
-class Borrowed:
+class NodeMemory:
     """The owner's side of lent memory: the memory of one node.
 
     Args:
-        held: owns the descriptor and closes it with this object. Borrowed batches stay readable.
+        owned: owns the descriptor and closes it with this object. Borrowed batches stay readable.
         descriptor: the node's memory.
         line: the pipes to the node.
     """
 
-    def __init__(self, held: Descriptors, descriptor: int, line: Line) -> None:
-        self._held, self.line = held, line
+    def __init__(self, owned: Descriptors, descriptor: int, line: Line) -> None:
+        self._owned, self.line = owned, line
         self._segment = SharedSegment(1, descriptor)
         self._layout = b""
         self._blocks: list[Block] = []
         self._device: torch.device | None = None
 
     @classmethod
-    def opened(cls, name: Name | None, offer: Offer) -> Borrowed | None:
+    def opened(cls, name: Name | None, offer: Offer) -> NodeMemory | None:
         """Open a node's memory. None if it has none, or if it is on another machine and can't be opened.
 
         The checks guard against another process with the node's process id. The node may run on another machine, or it
@@ -503,25 +503,25 @@ class Borrowed:
         """
         if name is None:
             return None
-        shown = f"/proc/{name.process}/fd/{name.descriptor}"
+        path = f"/proc/{name.process}/fd/{name.descriptor}"
         try:
-            if not os.readlink(shown).startswith(_MEMORY):
+            if not os.readlink(path).startswith(_MEMORY):
                 return None
-            held = Descriptors()
-            (descriptor,) = held.take(memory_of(name.process, name.descriptor))
+            owned = Descriptors()
+            (descriptor,) = owned.take(memory_of(name.process, name.descriptor))
             if os.pread(descriptor, _TOKEN_BYTES, OWN * 8) != offer.token:
                 return None  # a process with the same id; the node is on another machine
-            line = Line(held, name.process, name.pipes)
-            if not os.path.samestat(os.stat(shown), os.fstat(descriptor)):
+            line = Line(owned, name.process, name.pipes)
+            if not os.path.samestat(os.stat(path), os.fstat(descriptor)):
                 return None  # the node ended meanwhile, and another process got its id
-            return cls(held, descriptor, line)
+            return cls(owned, descriptor, line)
         except (OSError, CapacityError):
             return None
 
-    def share(self, place: MemoryLocation) -> LentShare:
+    def share(self, location: MemoryLocation) -> SharedMemoryShare:
         """Return the batch at a location that the node reported."""
-        if place.layout != self._layout:
-            region, self._device = pickle.loads(place.layout)
+        if location.layout != self._layout:
+            region, self._device = pickle.loads(location.layout)
             self._blocks = [self._segment.block(region, number) for number in range(region.num_blocks)]
-            self._layout = place.layout
-        return LentShare(self._blocks[place.block].leading(place.num_steps), self._device)
+            self._layout = location.layout
+        return SharedMemoryShare(self._blocks[location.block].leading(location.num_steps), self._device)

@@ -46,7 +46,7 @@ NOTHING = Outcome(-1, 0, 0, 0, 0, FrameCounts().stats(), 0.0, 0)
 class NodeState(NamedTuple):
     """State of one node."""
 
-    asked: int = 0
+    num_orders: int = 0
     """Number of orders sent to its actor."""
     calls: tuple[Call, ...] = ()
     """Orders under way, in order."""
@@ -79,7 +79,7 @@ class NodeState(NamedTuple):
         """The first order whose batch may still be needed."""
         # May belong to a lost actor. Its order numbers can only delay that blocks are reclaimed.
         here = [arrival.outcome.number for arrival in self.ready]
-        return min([self.asked, *here, *(call.number for call in self.calls)])
+        return min([self.num_orders, *here, *(call.number for call in self.calls)])
 
     @property
     def coming(self) -> int:
@@ -90,7 +90,7 @@ class NodeState(NamedTuple):
 class NodeProgress(NamedTuple):
     """State of the collection. One assignment replaces it, so an interrupt can't leave it half changed."""
 
-    ledger: FrameCounts
+    counts: FrameCounts
     nodes: tuple[NodeState, ...]
     under_way: Mapping[tuple[int, int], tuple[int, ...]] = MappingProxyType({})
     """Trajectories that continue after the last delivered batch, by node and part of its batches."""
@@ -108,26 +108,26 @@ class NodeProgress(NamedTuple):
         The node's counters may include a batch that never arrived, because an interrupt came between sending the order
         and recording it. That batch and all later ones are discarded; otherwise a trajectory would have a gap.
         """
-        node, ledger = self.nodes[number], self.ledger
+        node, counts = self.nodes[number], self.counts
         call, calls, before = node.calls[0], node.calls[1:], node.outcome.stats
         for reason, frames in outcome.stats.reasons.items():
-            ledger = ledger.discarding(frames - before.reasons.get(reason, 0), reason)
+            counts = counts.discarding(frames - before.reasons.get(reason, 0), reason)
         # Frames in the node's counters that belong to no outcome received so far.
         missing = handed_out(outcome.stats) - handed_out(before) - outcome.frames
         unwanted = node.unwanted.reason if node.unwanted and call.number < node.unwanted.before else ""
         reason = unwanted or ("interrupted" if missing else "")
         ready = node.ready
         if reason:
-            ledger = ledger.discarding(outcome.frames + missing, reason)
+            counts = counts.discarding(outcome.frames + missing, reason)
         elif outcome.frames:
             ready = (*ready, ReceivedShare(outcome, batch))
-        others = bool(node.unwanted and calls and calls[0].number < node.unwanted.before)
+        more_unwanted = bool(node.unwanted and calls and calls[0].number < node.unwanted.before)
         recent = (*self.recent, *outcome.episodes)[-NUM_RECENT:]
-        after = self._replace(ledger=ledger, recent=recent).with_node(
+        after = self._replace(counts=counts, recent=recent).with_node(
             number,
             calls=calls,
             ready=ready,
-            unwanted=node.unwanted if others else None,
+            unwanted=node.unwanted if more_unwanted else None,
             next_id=max(node.next_id, outcome.next_id),
             served=node.served + bool(outcome.frames),
             outcome=outcome,
@@ -138,8 +138,8 @@ class NodeProgress(NamedTuple):
         """Return the state after all ready batches of a node are discarded and its orders under way are unwanted."""
         node = self.nodes[number]
         frames = sum(arrival.outcome.frames for arrival in node.ready)
-        after = self._replace(ledger=self.ledger.discarding(frames, reason))
-        unwanted = Unwanted(reason, node.asked) if node.calls else None
+        after = self._replace(counts=self.counts.discarding(frames, reason))
+        unwanted = Unwanted(reason, node.num_orders) if node.calls else None
         return after.with_node(number, ready=(), unwanted=unwanted, reset=True, afresh=True)
 
     def losing(self, number: int, frames: int, reason: str, losses: Losses) -> NodeProgress:
@@ -153,29 +153,29 @@ class NodeProgress(NamedTuple):
         """
         node = self.nodes[number]
         stats = node.outcome.stats
-        fresh = NodeState(
+        restarted = NodeState(
             ready=node.ready,
             next_id=node.next_id,
             served=node.served,
             former=(node.former[0] + stats.stepped + frames, node.former[1] + stats.episodes),
             losses=losses,
         )
-        after = self._replace(ledger=self.ledger.discarding(frames, reason))
-        return after.with_node(number, **fresh._asdict())
+        after = self._replace(counts=self.counts.discarding(frames, reason))
+        return after.with_node(number, **restarted._asdict())
 
-    def delivering(self, taken: Consumed) -> NodeProgress:
+    def delivering(self, consumed: Consumed) -> NodeProgress:
         """Return the state after a batch was delivered.
 
         A batch that was already delivered changes nothing, so an interrupted call can be repeated.
         """
-        for number, batch in taken.shares.items():
+        for number, batch in consumed.shares.items():
             ready = self.nodes[number].ready
             if not ready or ready[0].batch != batch:
                 return self
-        ledger = self.ledger.delivering(taken.frames, taken.flagged, taken.counted, taken.seconds)
-        after = self._replace(ledger=ledger.discarding(taken.excess, "budget"))
+        counts = self.counts.delivering(consumed.frames, consumed.flagged, consumed.counted, consumed.seconds)
+        after = self._replace(counts=counts.discarding(consumed.excess, "budget"))
         under_way = dict(self.under_way)
-        for number in taken.shares:
+        for number in consumed.shares:
             ready = self.nodes[number].ready
             batch = ready[0].outcome.batch
             under_way[number, batch.part[0]] = batch.under_way

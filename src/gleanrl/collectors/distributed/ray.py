@@ -13,7 +13,7 @@ from gleanrl._arrays.devices import as_device, require_device
 from gleanrl._process.ray import RayRuntime
 from gleanrl._process.worker import Timeouts
 from gleanrl._util import flag, integer, positive
-from gleanrl.collectors.base import SourceCollector, shown
+from gleanrl.collectors.base import SourceCollector, repr_of
 from gleanrl.collectors.build import is_placed
 from gleanrl.collectors.config import Settings
 from gleanrl.collectors.distributed.actor import NodeMaker
@@ -26,7 +26,7 @@ from gleanrl.collectors.distributed.arguments import (
     options_of_actors,
 )
 from gleanrl.collectors.distributed.asynchronous import AsynchronousNodes
-from gleanrl.collectors.distributed.source import Company, NodeSource
+from gleanrl.collectors.distributed.source import NodesConfig, NodeSource
 from gleanrl.collectors.distributed.synchronous import SynchronousNodes
 from gleanrl.collectors.multi import MultiaSyncDataCollector, WorkersCollector
 from gleanrl.collectors.source import Budget
@@ -187,13 +187,14 @@ class RayCollector(SourceCollector):
         }
         if has_workers:
             keywords.update(on_worker_error=on_worker_error, max_restarts=max_restarts, timeouts=patience)
-        places = {
+        devices = {
             "device": each("device", device, count),
             "env_device": each("env_device", env_device, count),
             "policy_device": each("policy_device", policy_device, count),
         }
         self._keywords = [
-            {**keywords, **{name: place[number] for name, place in places.items()}} for number in range(count)
+            {**keywords, **{name: values[number] for name, values in devices.items()}}
+            for number in range(count)
         ]
         # Batches may stay in the object store only if this process neither changes nor reads them.
         seen = (storing, postproc, post_collect_hook, trajs_per_batch, split_trajs or None)
@@ -205,14 +206,14 @@ class RayCollector(SourceCollector):
         )
         # The workers of an asynchronous node collect ahead as well, up to two batches each.
         ahead = 2 * workers + 1 if issubclass(collector, MultiaSyncDataCollector) else 2
-        moved = any(map(is_placed, places["device"], places["policy_device"]))
+        moved = any(map(is_placed, devices["device"], devices["policy_device"]))
         self.policy = initialised(policy, _first(environments[0]))
         self._policies = self.policy, policy_factory
         self._sync = sync
-        self._num_lent = 0 if by_reference else 1 if sync else ahead
+        self._num_shared_blocks = 0 if by_reference else 1 if sync else ahead
         self._runtime = RayRuntime(ray_init_config)
         try:
-            company = Company(
+            nodes_config = NodesConfig(
                 self._makers(environments, extra, options),
                 restarts,
                 None if policy_factory is not None else self.policy,
@@ -222,12 +223,12 @@ class RayCollector(SourceCollector):
                 ahead,
                 by_reference,
             )
-            source = self._nodes = self._source(company)
+            source = self._nodes = self._source(nodes_config)
             self._ready = True  # from here on `__del__` ends the nodes
             budget = Budget(source.num_envs, frames, total_frames, init_random_frames)
             source.lay_out(budget.steps_per_batch)
-            handover = settings.handover(source, budget, storing, storing, progress=progress)
-            super().__init__(settings, budget, handover, weight_updater, policy)
+            delivery = settings.delivery(source, budget, storing, storing, progress=progress)
+            super().__init__(settings, budget, delivery, weight_updater, policy)
         except BaseException:
             # Cleared first: if a second interrupt comes during the close, `__del__` finds nothing to shut down.
             ready, self._ready = self._ready, False
@@ -238,10 +239,10 @@ class RayCollector(SourceCollector):
             self._runtime.release()
             raise
 
-    def _source(self, company: Company) -> NodeSource:
+    def _source(self, nodes_config: NodesConfig) -> NodeSource:
         if self._sync:
-            return SynchronousNodes(self._runtime, company, self._joined)
-        return AsynchronousNodes(self._runtime, company)
+            return SynchronousNodes(self._runtime, nodes_config, self._joined)
+        return AsynchronousNodes(self._runtime, nodes_config)
 
     def _environments(self, create_env_fn: Any, extra: Sequence[dict[str, Any]]) -> list[Any]:
         kwargs = [one.pop("create_env_kwargs", None) for one in extra]
@@ -264,7 +265,7 @@ class RayCollector(SourceCollector):
             keywords,
             self._policies,
             options,
-            self._num_lent,
+            self._num_shared_blocks,
         )
 
     @property
@@ -278,7 +279,7 @@ class RayCollector(SourceCollector):
 
     def remote_collectors(self) -> list[Any]:
         """Return the nodes' Ray actors; None for a node that is being restarted."""
-        return list(self._nodes.fleet.actors)
+        return list(self._nodes.controller.actors)
 
     def stop_remote_collectors(self) -> None:
         """End the nodes, and the collector with them. Ray keeps running until `shutdown`."""
@@ -325,7 +326,7 @@ class RayCollector(SourceCollector):
 
     def __repr__(self) -> str:
         """Show the nodes and the budget."""
-        return shown(self, f"num_collectors={self.num_workers}")
+        return repr_of(self, f"num_collectors={self.num_workers}")
 
 
 def _interval_of(max_weight_update_interval: Any, update_after_each_batch: bool) -> int | None:

@@ -39,7 +39,7 @@ _LATER = 40
 
 
 @dataclass(frozen=True)
-class Company:
+class NodesConfig:
     """Config of all nodes of a source.
 
     Attributes:
@@ -68,23 +68,23 @@ class NodeSource(Source):
 
     Args:
         runtime: Ray.
-        company: config of the nodes.
+        config: config of the nodes.
     """
 
     pushes_anytime = True
 
-    def __init__(self, runtime: RayRuntime, company: Company) -> None:
+    def __init__(self, runtime: RayRuntime, config: NodesConfig) -> None:
         self._runtime = runtime
-        self._recipes = [maker.recipe for maker in company.makers]
+        self._recipes = [maker.recipe for maker in config.makers]
         self._seed: tuple[int, bool, int] | None = None
         self._last_state: dict[str, Any] | None = None
-        self.fleet = NodeController(
-            runtime, company.makers, company.restarts, self._made_again, company.start_s
+        self.controller = NodeController(
+            runtime, config.makers, config.restarts, self._made_again, config.start_s
         )
-        self.description = self.fleet.description
+        self.description = self.controller.description
         self.done_paths = self.description.done_paths
         self.weights = BroadcastWeights(
-            runtime.ray, company.policy, self.description.weights, company.following, company.interval
+            runtime.ray, config.policy, self.description.weights, config.following, config.interval
         )
 
     @property
@@ -103,31 +103,31 @@ class NodeSource(Source):
         Raises:
             ClosedError: the nodes have ended.
         """
-        if self.fleet.closed:
+        if self.controller.closed:
             raise ClosedError("add_collectors: the nodes have ended; make a new collector")
         first, count = self._recipes[0].numbering.num_workers, len(self._recipes)
-        fresh = []
+        new_makers = []
         for number, maker in enumerate(makers, count):
             # Node i of the first N has the global ids that are i modulo N. A new node shares the remainder of an old
             # one, but begins at a local id that the old node never reaches.
-            row, place = divmod(number, first)
+            row, remainder = divmod(number, first)
             recipe = replace(
                 maker.recipe,
-                numbering=Numbering(place, first),
+                numbering=Numbering(remainder, first),
                 first_id=row << _LATER,
                 seed=self._seed_of(number, 1),
             )
-            fresh.append(replace(maker, recipe=recipe))
-        self._recipes += [maker.recipe for maker in fresh]
+            new_makers.append(replace(maker, recipe=recipe))
+        self._recipes += [maker.recipe for maker in new_makers]
         try:
-            self.fleet.add(fresh)
+            self.controller.add(new_makers)
         except BaseException:
             del self._recipes[count:]
             raise
 
     def _made_again(self, number: int) -> NodeRecipe:
         """Return the config of a lost node's replacement, with new seeds and unused trajectory ids."""
-        recipe, node = self._recipes[number], self.fleet.now.nodes[number]
+        recipe, node = self._recipes[number], self.controller.now.nodes[number]
         generation = node.losses.number
         return replace(
             recipe,
@@ -214,33 +214,33 @@ class NodeSource(Source):
         (last,) = self._begin_anew("seed", {0: (seed, static_seed)})
         step = 0 if static_seed else last - seed + 1
         self._seed = seed, static_seed, step
-        others = {number: (seed + number * step, static_seed) for number in range(1, self.num_nodes)}
-        found: list[int] = [last, *self._begin_anew("seed", others)]
+        remaining = {number: (seed + number * step, static_seed) for number in range(1, self.num_nodes)}
+        found: list[int] = [last, *self._begin_anew("seed", remaining)]
         return found[-1]
 
     def _begin_anew(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> list[Any]:
         """Make nodes reset by a request. Their frames since the last delivered batch are discarded."""
         for number in arguments:
-            self.fleet.discard(number, "reset")
-        answers = self.fleet.ask(name, arguments)
+            self.controller.discard(number, "reset")
+        answers = self.controller.ask(name, arguments)
         for number in arguments:
-            self.fleet.now = self.fleet.now.with_node(number, reset=False)
+            self.controller.now = self.controller.now.with_node(number, reset=False)
         return answers
 
     def save(self) -> dict[str, Any]:
         """Return the state of each node under ``"worker0"`` and so on, without batches under way."""
-        if self.fleet.closed:
+        if self.controller.closed:
             if self._last_state is None:
                 raise ClosedError(
                     "state_dict: the nodes have ended without saving their state; call state_dict() before they end"
                 )
             return self._last_state
-        self.fleet.settle()
-        ledger = self.fleet.now.ledger
-        under_way = sorted(name for names in self.fleet.now.under_way.values() for name in names)
-        state: dict[str, Any] = {"frames": ledger.spent, "iter": ledger.batches}
-        state["source"] = {**plain(ledger), "under_way": under_way}
-        state.update((f"worker{number}", found) for number, found in enumerate(self.fleet.ask("save")))
+        self.controller.settle()
+        counts = self.controller.now.counts
+        under_way = sorted(name for names in self.controller.now.under_way.values() for name in names)
+        state: dict[str, Any] = {"frames": counts.spent, "iter": counts.batches}
+        state["source"] = {**plain(counts), "under_way": under_way}
+        state.update((f"worker{number}", found) for number, found in enumerate(self.controller.ask("save")))
         return state
 
     def loading(
@@ -254,30 +254,32 @@ class NodeSource(Source):
         checkpoint.check_entries(
             state, {"frames", "iter", *names}, strict, f"this collector has {self.num_nodes} nodes"
         )
-        counts = FrameCounts.read(state["source"]) if "source" in state else None
-        counted = checkpoint.with_counts(counts or self.fleet.now.ledger, state, type(self).__name__)
+        saved_counts = FrameCounts.read(state["source"]) if "source" in state else None
+        counted = checkpoint.with_counts(
+            saved_counts or self.controller.now.counts, state, type(self).__name__
+        )
         reader = StateReader(state.get("source", {}), type(self).__name__)
         cut = tuple(reader.numbers("under_way", int)) if "under_way" in reader else ()
         parts = {number: state[name] for number, name in enumerate(names) if name in state}
-        given = {number: (part, strict) for number, part in parts.items()}
+        arguments = {number: (part, strict) for number, part in parts.items()}
         loaded = self._parsed_policies(parts, strict, kwargs)
-        self.fleet.ask("parse", given)  # everything is checked before anything changes
+        self.controller.ask("parse", arguments)  # everything is checked before anything changes
 
         def change() -> None:
-            self.fleet.settle()
-            loaded_nodes = self.fleet.ask("load", given)
+            self.controller.settle()
+            loaded_nodes = self.controller.ask("load", arguments)
             if loaded is not None:
                 self.weights.adopt(loaded)
-            self.fleet.discard_all("state")
-            now = self.fleet.now
+            self.controller.discard_all("state")
+            now = self.controller.now
             for number, (found, _) in zip(parts, loaded_nodes, strict=True):
                 outcome = now.nodes[number].outcome._replace(stats=found, left=0, weights=0)
                 now = now.with_node(number, reset=False, outcome=outcome)
             # The state doesn't say when episodes ended, so the nodes' episodes are interleaved.
             ranked = [(-rank, one) for _, recent in loaded_nodes for rank, one in enumerate(reversed(recent))]
             recent = tuple(one for _, one in sorted(ranked, key=lambda one: one[0])[-NUM_RECENT:])
-            ledger = replace(counts or now.ledger, spent=counted.spent, batches=counted.batches)
-            self.fleet.now = now._replace(ledger=ledger.cutting(len(cut)), under_way={}, recent=recent)
+            counts = replace(saved_counts or now.counts, spent=counted.spent, batches=counted.batches)
+            self.controller.now = now._replace(counts=counts.cutting(len(cut)), under_way={}, recent=recent)
 
         return Loading(change, cut)
 
@@ -295,14 +297,14 @@ class NodeSource(Source):
     @property
     def spent(self) -> int:
         """Delivered frames that count against the budget."""
-        return self.fleet.now.ledger.spent
+        return self.controller.now.counts.spent
 
     def stats(self) -> CollectorStats:
         """Return a snapshot of the counters, for the batches that have arrived."""
         workers = tuple(self._worker_stats(number) for number in range(self.num_nodes))
-        mean_return, mean_length = means_of(self.fleet.now.recent)
+        mean_return, mean_length = means_of(self.controller.now.recent)
         return replace(
-            self.fleet.now.ledger.stats(),
+            self.controller.now.counts.stats(),
             episodes=sum(worker.episodes for worker in workers),
             mean_return=mean_return,
             mean_length=mean_length,
@@ -311,10 +313,10 @@ class NodeSource(Source):
 
     def recent_episodes(self) -> Sequence[Episode]:
         """Return the last ended episodes of all nodes, in the order of arrival."""
-        return self.fleet.now.recent
+        return self.controller.now.recent
 
     def _worker_stats(self, number: int) -> WorkerStats:
-        node = self.fleet.now.nodes[number]
+        node = self.controller.now.nodes[number]
         outcome, (frames, episodes) = node.outcome, node.former
         stats = outcome.stats
         return WorkerStats(
@@ -331,25 +333,25 @@ class NodeSource(Source):
     def deliver(self, collected: Collected, batch: TensorDictBase) -> TensorDictBase:
         """Count the open batch as delivered and return `batch`, its post-processed form."""
         # One line: an interrupt comes before the assignment, or after the batch was returned.
-        return (batch, self._become(collected.after))[0]
+        return (batch, self._commit(collected.after))[0]
 
-    def _become(self, taken: Consumed) -> Any:
-        self.fleet.now = self.fleet.now.delivering(taken)
+    def _commit(self, consumed: Consumed) -> Any:
+        self.controller.now = self.controller.now.delivering(consumed)
 
     def end(self) -> None:
         """End the nodes. Their batches under way are discarded.
 
         The state is saved first, if all nodes answer in time, so that `save` works after the end.
         """
-        fleet = self.fleet
-        if fleet.closed or self._runtime.ended:
+        controller = self.controller
+        if controller.closed or self._runtime.ended:
             return
         with suppress(Exception):
-            fleet.discard_all(UNFINISHED)
-            fleet.settle(Deadline(_SETTLE_S))
-            if not any(node.calls or node.down for node in fleet.now.nodes):
+            controller.discard_all(UNFINISHED)
+            controller.settle(Deadline(_SETTLE_S))
+            if not any(node.calls or node.down for node in controller.now.nodes):
                 self._last_state = self.save()
-        fleet.close(_CLOSE_S)
+        controller.close(_CLOSE_S)
 
     def close(self, close_env: bool = True) -> None:
         """End the nodes and release Ray."""

@@ -13,7 +13,7 @@ from gleanrl._arrays.tensordicts import as_key
 from gleanrl._os import clock
 from gleanrl._process.ray import RayRuntime
 from gleanrl.collectors.batch_columns import IDS, NONFINITE
-from gleanrl.collectors.distributed.source import Company, NodeSource
+from gleanrl.collectors.distributed.source import NodesConfig, NodeSource
 from gleanrl.collectors.source import Collected, Grant, Grants
 from gleanrl.collectors.workers.batching import ShareLayout, mask_last
 from gleanrl.collectors.workers.progress import Consumed
@@ -40,23 +40,23 @@ class Joining:
     ) -> None:
         self._arrangement, self._steps, self._pool = arrangement, steps, pool
         self._first, self._device = first
-        self._places, self._shares = dict[int, list[Any]](), dict[int, Block]()
+        self._targets, self._shares = dict[int, list[Any]](), dict[int, Block]()
         num_steps = sum(steps.values()) if arrangement.in_time else max(steps.values())
         self._block = out = Block(self._first.schema, arrangement.size, num_steps, pool=pool)
         axis, begin = 0 if arrangement.dim == 0 else out.time_dim, 0
-        for place, (number, count) in enumerate(steps.items()):
+        for index, (number, count) in enumerate(steps.items()):
             if arrangement.dim is None:
-                self._places[number] = [column[place] for column in out.columns]
+                self._targets[number] = [column[index] for column in out.columns]
                 continue
             count = count if arrangement.in_time else self._first.batch_size[0]
-            self._places[number] = [column.narrow(axis, begin, count) for column in out.columns]
+            self._targets[number] = [column.narrow(axis, begin, count) for column in out.columns]
             begin += count
 
     def take(self, number: int, share: Block) -> None:
         """Copy a node's share, unless it was cut short."""
         self._shares[number] = share
         if share.num_steps == self._steps[number]:
-            copy_columns(self._places[number], share.columns)
+            copy_columns(self._targets[number], share.columns)
 
     def batch(self) -> Any:
         """Return the batch after all shares were taken.
@@ -66,10 +66,10 @@ class Joining:
         found = {number: self._shares[number].num_steps for number in self._steps}
         if found == self._steps:
             return self._block.batch(None, self._device)
-        others = Joining(self._arrangement, found, (self._first, self._device), self._pool)
+        rejoined = Joining(self._arrangement, found, (self._first, self._device), self._pool)
         for number, share in self._shares.items():
-            others.take(number, share)
-        return others.batch()
+            rejoined.take(number, share)
+        return rejoined.batch()
 
 
 class SynchronousNodes(NodeSource):
@@ -77,12 +77,12 @@ class SynchronousNodes(NodeSource):
 
     Args:
         runtime: Ray.
-        company: see `NodeSource`.
+        nodes_config: see `NodeSource`.
         dim: how shares are joined; see `ShareLayout.dim`.
     """
 
-    def __init__(self, runtime: RayRuntime, company: Company, dim: int | None) -> None:
-        super().__init__(runtime, company)
+    def __init__(self, runtime: RayRuntime, nodes_config: NodesConfig, dim: int | None) -> None:
+        super().__init__(runtime, nodes_config)
         self._arrangement = ShareLayout(dim, self.description.batch_size, self.num_nodes)
         self.num_envs, self.batch_size = self._arrangement.num_envs, self._arrangement.size
         self._pool = BufferPool()
@@ -93,7 +93,7 @@ class SynchronousNodes(NodeSource):
     @property
     def rounds(self) -> int:
         """Number of delivered batches, in each of which every node has a share."""
-        return self.fleet.now.ledger.batches
+        return self.controller.now.counts.batches
 
     def next(self, budget: Grants, lend: bool = False) -> Collected:
         """Return the next batch that `budget` grants. The budget must not be spent."""
@@ -114,15 +114,15 @@ class SynchronousNodes(NodeSource):
         steps = enumerate(self._arrangement.steps(grant.num_steps))
         wanted = {number: Grant(count, grant.random) for number, count in steps if count}
         joining: Joining | None = None
-        left = {number: given.num_steps for number, given in wanted.items()}
+        left = {number: share_grant.num_steps for number, share_grant in wanted.items()}
         try:
             # A share that was lost with its node is ordered again, so each round orders all missing ones.
             while left:
                 self._order_missing(wanted)
-                nodes = self.fleet.now.nodes
+                nodes = self.controller.now.nodes
                 here = [number for number in left if nodes[number].ready]
                 for number in here:
-                    share = self.fleet.fetched(number, nodes[number].ready[0])
+                    share = self.controller.fetched(number, nodes[number].ready[0])
                     if share is not None:  # copied while other nodes still collect
                         block, device = share.block()
                         joining = joining or Joining(
@@ -131,7 +131,7 @@ class SynchronousNodes(NodeSource):
                         joining.take(number, block)
                         del left[number]
                 if not here:
-                    self.fleet.wait()
+                    self.controller.wait()
         except Exception:
             self.lose(SIBLING)
             raise
@@ -140,25 +140,25 @@ class SynchronousNodes(NodeSource):
 
     def lose(self, reason: str) -> None:
         """Discard the shares of the open batch."""
-        self.fleet.discard_all(reason)
+        self.controller.discard_all(reason)
 
     def _order_missing(self, wanted: dict[int, Grant]) -> None:
         """Order a share of every node that has neither a share nor an order under way."""
         for number, grant in wanted.items():
-            node = self.fleet.now.nodes[number]
+            node = self.controller.now.nodes[number]
             if not node.down and not node.ready and not node.calls:
-                self.fleet.order(number, [grant], self.width, self.weights.latest(number), afresh=True)
+                self.controller.order(number, [grant], self.width, self.weights.latest(number), afresh=True)
 
     def _collected(self, batch: Any, numbers: list[int], grant: Grant, begin: float) -> Collected:
         """Return a joined batch with its counts. Frames beyond the grant's limit are masked."""
-        ready = {number: self.fleet.now.nodes[number].ready[0] for number in numbers}
+        ready = {number: self.controller.now.nodes[number].ready[0] for number in numbers}
         outcomes = [arrival.outcome for arrival in ready.values()]
         frames, flagged = sum(one.frames for one in outcomes), sum(one.flagged for one in outcomes)
         mask = batch.get(as_key(MASK), None)
         excess = 0 if grant.most is None or mask is None else max(frames - grant.most, 0)
         if excess:
             flagged -= mask_last(mask, batch.get(as_key(IDS)), batch.get(as_key(NONFINITE), None), excess)
-        taken = Consumed(
+        consumed = Consumed(
             {number: arrival.batch for number, arrival in ready.items()},
             frames - excess,
             flagged,
@@ -166,4 +166,4 @@ class SynchronousNodes(NodeSource):
             grant.counted,
             clock.monotonic() - begin,
         )
-        return Collected(batch, taken)
+        return Collected(batch, consumed)

@@ -111,10 +111,10 @@ class BroadcastWeights:
                 "update_policy_weights_: the policy was made in the nodes; pass the weights: a TensorDict, a module "
                 "like the policy, or its state_dict()"
             )
-        others = weights is not None or nodes is not None
-        given = self._policy if weights is None else weights
-        found = self._matched(weights_of(given))
-        ends = FollowedWeights.UNTIL_GIVEN if others else FollowedWeights.UNTIL_UPDATED
+        replaces_policy = weights is not None or nodes is not None
+        source = self._policy if weights is None else weights
+        found = self._matched(weights_of(source))
+        ends = FollowedWeights.UNTIL_REPLACED if replaces_policy else FollowedWeights.UNTIL_UPDATED
         with self._lock:
             self._put(found, self.version + 1, nodes)
             self._follows &= self._following not in (ends, FollowedWeights.UNTIL_UPDATED)
@@ -147,7 +147,7 @@ class BroadcastWeights:
         assert self._fields is not None
         target = _record({path: _blank(field) for path, field in self._fields.items()})
         pairs = matched_weights(weights, target)
-        return {path: _here(given) for path, (_, given) in zip(flatten(target), pairs, strict=True)}
+        return {path: _here(value) for path, (_, value) in zip(flatten(target), pairs, strict=True)}
 
     # ------------------------------------------------------------------- state
     def parse(self, states: Mapping[int, Any], strict: bool, arguments: Mapping[str, Any]) -> LoadedPolicy:
@@ -164,15 +164,15 @@ class BroadcastWeights:
         assert self._fields is not None
         states = {node: self._unwrapped(state) for node, state in states.items()}
         first = next(iter(states.values()))
-        known, kept = dict(self._last or {}), dict[str, Any]()
+        known, policy_state = dict(self._last or {}), dict[str, Any]()
         if self._policy is not None:
             names = {".".join(path) for path in self._fields} - set(self._policy.state_dict())
-            kept = {name: value for name, value in first.items() if name not in names}
-            check_loads(self._policy, kept, strict, arguments)
+            policy_state = {name: value for name, value in first.items() if name not in names}
+            check_loads(self._policy, policy_state, strict, arguments)
             known = known or _leaves(self._policy)
         current = {".".join(path): leaf for path, leaf in known.items()}
         found = {node: self._matched(weights_of({**current, **state})) for node, state in states.items()}
-        return LoadedPolicy(found, kept, strict, arguments)
+        return LoadedPolicy(found, policy_state, strict, arguments)
 
     def _unwrapped(self, state: Any) -> Any:
         """Return a state dictionary under the names of the user's policy.
@@ -189,7 +189,7 @@ class BroadcastWeights:
         """Load checked weights into the user's policy and publish them to the nodes."""
         first = next(iter(loaded.found.values()))
         if self._policy is not None:
-            self._policy.load_state_dict(loaded.of_policy, strict=loaded.strict, **loaded.arguments)
+            self._policy.load_state_dict(loaded.policy_state, strict=loaded.strict, **loaded.arguments)
         with self._lock:
             self._put(first, self.version)
             for node, found in loaded.found.items():
@@ -204,7 +204,7 @@ class LoadedPolicy(NamedTuple):
 
     found: Mapping[int, Mapping[Path, torch.Tensor]]
     """Weights by node."""
-    of_policy: Mapping[str, Any]
+    policy_state: Mapping[str, Any]
     """State dictionary for the user's policy."""
     strict: bool
     arguments: Mapping[str, Any]

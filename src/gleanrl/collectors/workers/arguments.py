@@ -10,7 +10,7 @@ from gleanrl._process.worker import Timeouts
 from gleanrl._util import optional_callable, positive
 from gleanrl.collectors.build import CollectorConfig
 from gleanrl.collectors.workers.weights import FollowedWeights
-from gleanrl.collectors.workers.worker import Given
+from gleanrl.collectors.workers.worker import PickledPolicy
 from gleanrl.envs.vector.factories import Factory, factories, with_own_copies
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, LengthError, UnsupportedError
 
@@ -36,8 +36,8 @@ def makers_of(create_env_fn: Any, create_env_kwargs: Any, num_workers: Any) -> t
     if several and not create_env_fn:
         raise LengthError("create_env_fn: expected a list with an entry for each worker, got an empty one")
     count = len(create_env_fn) if num_workers is None else positive("num_workers", num_workers)
-    given = list(create_env_fn) if several else [create_env_fn] * count
-    return with_own_copies(factories(count, given, create_env_kwargs))
+    entries = list(create_env_fn) if several else [create_env_fn] * count
+    return with_own_copies(factories(count, entries, create_env_kwargs))
 
 
 def frames_of(frames_per_batch: Any, num_workers: int, shared: bool) -> int:
@@ -77,22 +77,22 @@ def each(name: str, value: Any, count: int) -> list[Any]:
     return list(value)
 
 
-def recipes_of(recipe: CollectorConfig, count: int, **places: Any) -> list[CollectorConfig]:
+def recipes_of(recipe: CollectorConfig, count: int, **fields: Any) -> list[CollectorConfig]:
     """Return the config of each worker's collection.
 
     Args:
         recipe: the common config.
         count: number of workers.
-        places: fields that may differ between workers, each one value for all or a list with one for each.
+        fields: fields that may differ between workers, each one value for all or a list with one for each.
     """
-    given = {name: each(name, place, count) for name, place in places.items()}
+    values = {name: each(name, value, count) for name, value in fields.items()}
     return [
-        replace(recipe, **{name: of_workers[worker] for name, of_workers in given.items()})
+        replace(recipe, **{name: of_workers[worker] for name, of_workers in values.items()})
         for worker in range(count)
     ]
 
 
-def policies_of(policy: Any, policy_factory: Any, placed: Sequence[bool]) -> list[Given]:
+def policies_of(policy: Any, policy_factory: Any, placed: Sequence[bool]) -> list[PickledPolicy]:
     """Return each worker's pickled policy or policy factory; equal ones are pickled once.
 
     Args:
@@ -105,11 +105,11 @@ def policies_of(policy: Any, policy_factory: Any, placed: Sequence[bool]) -> lis
     """
     if policy is not None and policy_factory is not None:
         raise InvalidTypeError("policy_factory: the policy was given already; give one of the two")
-    made: dict[tuple[int, bool], Given] = {}
+    made: dict[tuple[int, bool], PickledPolicy] = {}
     factories = each("policy_factory", policy_factory, len(placed))
     for factory, is_placed in zip(factories, placed, strict=True):
         if (id(optional_callable("policy_factory", factory)), is_placed) not in made:
-            made[id(factory), is_placed] = Given.of(policy, factory, is_placed)
+            made[id(factory), is_placed] = PickledPolicy.of(policy, factory, is_placed)
     return [made[id(factory), is_placed] for factory, is_placed in zip(factories, placed, strict=True)]
 
 
@@ -134,7 +134,7 @@ def following_of(update_at_each_batch: Any, placed: bool) -> FollowedWeights:
     """
     if update_at_each_batch:
         return FollowedWeights.ALWAYS
-    return FollowedWeights.UNTIL_UPDATED if placed else FollowedWeights.UNTIL_GIVEN
+    return FollowedWeights.UNTIL_UPDATED if placed else FollowedWeights.UNTIL_REPLACED
 
 
 def timeouts_of(timeouts: Any) -> Timeouts:

@@ -10,31 +10,31 @@ from gleanrl._arrays.block import Block
 from gleanrl._os import clock
 from gleanrl.collectors.source import Collected, Grant, Grants
 from gleanrl.collectors.workers.batching import Shares
-from gleanrl.collectors.workers.controller import Team
+from gleanrl.collectors.workers.controller import PoolConfig
 from gleanrl.collectors.workers.progress import Consumed
 from gleanrl.collectors.workers.shared_counters import SERVED
-from gleanrl.collectors.workers.source import CrewSource
+from gleanrl.collectors.workers.source import WorkerSource
 from gleanrl.envs.rollout import mark_truncated
 from gleanrl.errors import UnsupportedError
 
 
-class AsynchronousSource(CrewSource):
+class AsynchronousSource(WorkerSource):
     """Keeps every worker collecting: a worker fills one block while the share in its other block is delivered.
 
     Args:
-        team: see `CrewSource`. A share ends early once `Team.enough` other workers have finished a share since it
-            began.
+        pool_config: see `WorkerSource`. A share ends early once `PoolConfig.enough` other workers have finished a share
+            since it began.
     """
 
-    def __init__(self, team: Team) -> None:
-        super().__init__(team)
+    def __init__(self, pool_config: PoolConfig) -> None:
+        super().__init__(pool_config)
         self.num_envs, self.batch_size = self.width, self.description.batch_size
-        self._enough, self._truncated = team.enough, team.truncated
+        self._enough, self._truncated = pool_config.enough, pool_config.truncated
         self._pool = BufferPool()
         self._open: int | None = None
-        self._turn = 0
+        self._rotation = 0
         self._seen = [0] * self.num_workers  # finished shares that `_notice` has recorded
-        self._others: list[set[int]] = [set() for _ in range(self.num_workers)]
+        self._overtakers: list[set[int]] = [set() for _ in range(self.num_workers)]
 
     def steps(self, num_steps: int) -> list[int]:
         """Return `num_steps` for each worker, since each worker makes whole batches."""
@@ -50,14 +50,14 @@ class AsynchronousSource(CrewSource):
         self.lose("interrupted")
         self.refresh_weights()
         begin = clock.monotonic()
-        self.dispatcher.look()
+        self.controller.look()
         while True:
             self._grant_all(budget)
             worker = self._next_ready()
             if worker is not None:
                 break
-            self._end_slow_ones()
-            self.dispatcher.wait()
+            self._cut_slow_workers()
+            self.controller.wait()
         return self._collected(worker, lend, clock.monotonic() - begin)
 
     def collect(self, grant: Grant, lend: bool = False) -> Collected:
@@ -72,15 +72,15 @@ class AsynchronousSource(CrewSource):
 
         Every worker gets its first share before any gets a second one, so that a small budget keeps all of them busy.
         """
-        slots = len(self.dispatcher.blocks)
+        slots = len(self.controller.blocks)
         for depth in range(slots):
             for worker in range(self.num_workers):
-                free = self.dispatcher.under_way(worker) <= depth and not self.dispatcher.now.unwanted[worker]
-                if free and not self.dispatcher.is_down(worker):
+                free = self.controller.under_way(worker) <= depth and not self.controller.now.unwanted[worker]
+                if free and not self.controller.is_down(worker):
                     grant = budget.grant(self.spent + self._on_their_way())
                     if grant is None:
                         return
-                    self.dispatcher.grant(worker, grant)
+                    self.controller.grant(worker, grant)
 
     def _on_their_way(self) -> int:
         """Return the maximal number of frames of the shares that are not delivered yet."""
@@ -91,18 +91,18 @@ class AsynchronousSource(CrewSource):
 
         A finished share counts its frames. An unfinished one counts all steps of its grant.
         """
-        if self.dispatcher.now.unwanted[worker]:
+        if self.controller.now.unwanted[worker]:
             return 0
-        words, frames = self.dispatcher.words[worker], 0
+        counters, frames = self.controller.counters[worker], 0
         for number in range(
-            self.dispatcher.now.taken[worker],
-            self.dispatcher.now.taken[worker] + self.dispatcher.under_way(worker),
+            self.controller.now.num_consumed[worker],
+            self.controller.now.num_consumed[worker] + self.controller.under_way(worker),
         ):
-            if number < words.words[SERVED]:
-                share = words.share(number)
+            if number < counters.words[SERVED]:
+                share = counters.share(number)
                 frames += 0 if share.failed else share.frames
             else:
-                frames += words.granted_steps(number) * self.width
+                frames += counters.granted_steps(number) * self.width
         return frames
 
     def _next_ready(self) -> int | None:
@@ -111,54 +111,54 @@ class AsynchronousSource(CrewSource):
         The search begins after the worker that was delivered last, so that fast workers don't keep a slow one waiting.
         """
         self._notice()
-        for worker in (*range(self._turn, self.num_workers), *range(self._turn)):
-            if self.dispatcher.ready(worker):
-                self._turn = worker + 1
+        for worker in (*range(self._rotation, self.num_workers), *range(self._rotation)):
+            if self.controller.ready(worker):
+                self._rotation = worker + 1
                 return worker
         return None
 
     def _notice(self) -> None:
         """Record for each worker which other workers have finished a share since its own last one."""
-        for worker, words in enumerate(self.dispatcher.words):
-            if words.words[SERVED] != self._seen[worker]:
-                self._seen[worker] = words.words[SERVED]
-                self._others[worker].clear()
-                for others in self._others:
-                    others.add(worker)
+        for worker, counters in enumerate(self.controller.counters):
+            if counters.words[SERVED] != self._seen[worker]:
+                self._seen[worker] = counters.words[SERVED]
+                self._overtakers[worker].clear()
+                for overtakers in self._overtakers:
+                    overtakers.add(worker)
 
-    def _end_slow_ones(self) -> None:
+    def _cut_slow_workers(self) -> None:
         """Cut the share of each worker that enough other workers have overtaken."""
         if self._enough is None:
             return
-        for worker, others in enumerate(self._others):
-            if len(others - {worker}) >= self._enough:
-                self.dispatcher.cut(worker, self._seen[worker] + 1)
+        for worker, overtakers in enumerate(self._overtakers):
+            if len(overtakers - {worker}) >= self._enough:
+                self.controller.cut(worker, self._seen[worker] + 1)
 
     def lose(self, reason: str) -> None:
         """Discard the open batch and all later shares of its worker: trajectories would have a gap before them."""
         if self._open is not None:
-            self.dispatcher.discard(self._open, reason)
+            self.controller.discard(self._open, reason)
         self._open = None
 
     def _collected(self, worker: int, lend: bool, seconds: float) -> Collected:
         """Return a worker's finished share as a batch. The batch is open until it is delivered or discarded."""
-        number = self.dispatcher.now.taken[worker]
-        share = self.dispatcher.words[worker].share(number)
+        number = self.controller.now.num_consumed[worker]
+        share = self.controller.counters[worker].share(number)
         self._open = worker
         batch = self._block(number, worker, share.num_steps, lend).batch(None, self.description.device)
         if self._truncated:
             mark_truncated(batch, list(self.description.done_keys))
-        taken = Consumed({worker: number}, share.frames, share.flagged, share.excess, True, seconds)
-        return Collected(batch, taken, (worker, self.num_workers))
+        consumed = Consumed({worker: number}, share.frames, share.flagged, share.excess, True, seconds)
+        return Collected(batch, consumed, (worker, self.num_workers))
 
     def _block(self, number: int, worker: int, num_steps: int, lend: bool) -> Block:
         """Return the block of a share: a view if it may be lent, else a copy."""
-        slot = number % len(self.dispatcher.blocks)
-        part = self.dispatcher.parts[slot][worker].leading(num_steps)
+        slot = number % len(self.controller.blocks)
+        part = self.controller.parts[slot][worker].leading(num_steps)
         if lend:
             return part
         # `Shares` copies whole shares without object columns only.
-        if num_steps < self.dispatcher.blocks[slot].num_steps or part.schema.lists:
+        if num_steps < self.controller.blocks[slot].num_steps or part.schema.lists:
             return part.copied(self._pool)
         out = Block(part.schema, part.batch_size[:-1], num_steps, pool=self._pool)
         self._shares[slot].copy_alone(worker, out)
@@ -166,8 +166,8 @@ class AsynchronousSource(CrewSource):
 
     @cached_property
     def _shares(self) -> list[Shares]:
-        return [Shares(block) for block in self.dispatcher.blocks]
+        return [Shares(block) for block in self.controller.blocks]
 
-    def _become(self, taken: Consumed) -> Any:
+    def _commit(self, consumed: Consumed) -> Any:
         self._open = None
-        super()._become(taken)
+        super()._commit(consumed)

@@ -75,7 +75,7 @@ class ShareLayout:
         each, more = divmod(num_steps, self.num_workers)
         return [each + (worker < more) for worker in range(self.num_workers)]
 
-    def has_places(self, block: Block, counts: Mapping[int, int]) -> bool:
+    def has_fixed_positions(self, block: Block, counts: Mapping[int, int]) -> bool:
         """Return whether the position of each share in the batch is known before the other shares are finished.
 
         Shares can then be copied one by one; see `arranged`.
@@ -84,8 +84,10 @@ class ShareLayout:
             block: see `batch`.
             counts: number of steps that each worker is to make.
         """
-        whole = len(counts) == self.num_workers and set(counts.values()) == {block.num_steps}
-        return whole and not self.masked and not (self.in_time and self.batch_size) and not block.schema.lists
+        all_full = len(counts) == self.num_workers and set(counts.values()) == {block.num_steps}
+        return (
+            all_full and not self.masked and not (self.in_time and self.batch_size) and not block.schema.lists
+        )
 
     def schema(self, schema: Schema) -> Schema:
         """Return the columns of a batch, given the columns of the shares."""

@@ -28,7 +28,7 @@ PRELOAD = ("gleanrl.envs", "gleanrl.collectors.workers.worker")
 
 
 @dataclass(frozen=True)
-class Team:
+class PoolConfig:
     """Configuration of a collector's worker pool.
 
     Attributes:
@@ -66,8 +66,10 @@ def require_alike(descriptions: Sequence[Description]) -> None:
                 f"and {tuple(other.batch_size)} from worker {worker}; use a collector for each kind"
             )
         if other.schema != first.schema:
-            mine, its = first.schema.items(), other.schema.items()
-            unlike = sorted(str(as_key(path)) for path in {*mine, *its} if mine.get(path) != its.get(path))
+            expected, found = first.schema.items(), other.schema.items()
+            unlike = sorted(
+                str(as_key(path)) for path in {*expected, *found} if expected.get(path) != found.get(path)
+            )
             raise SchemaError(
                 f"create_env_fn: expected equal keys, shapes and dtypes from all workers, but worker {worker} and "
                 f"worker 0 differ in {unlike}; use a collector for each kind"
@@ -87,49 +89,49 @@ class WorkerController:
     continues from these: it sends missing signals again, and doesn't depend on answers that were dropped.
 
     Args:
-        team: configuration of the workers.
+        config: configuration of the workers.
         made_again: returns the maker of a replacement. It gets the worker's number, the number of its predecessors,
             and the first trajectory id that it may use. The method is held weakly, since its object holds the
             controller.
 
     Attributes:
         now: the present state of the collection.
-        words: the shared counters of each worker.
+        counters: the shared counters of each worker.
         blocks: the blocks of all workers together, one for each slot.
         parts: for each slot, the block of each worker.
         descriptions: description of each worker's collection.
         description: description of the first worker's collection. All workers have the same columns.
     """
 
-    def __init__(self, team: Team, made_again: Callable[[int, int, int], CollectorMaker]) -> None:
-        self._restarts, self._made_again = team.restarts, WeakMethod(made_again)
-        count = self.num_workers = len(team.makers)
+    def __init__(self, config: PoolConfig, made_again: Callable[[int, int, int], CollectorMaker]) -> None:
+        self._restarts, self._made_again = config.restarts, WeakMethod(made_again)
+        count = self.num_workers = len(config.makers)
         self.now = Progress.begin(count)
-        self.words: list[SharedCounters] = []
+        self.counters: list[SharedCounters] = []
         self.blocks: list[Block] = []
         self.parts: list[list[Block]] = []
         self._answers: dict[int, WorkerAnswer | None] = {}  # by number of a request that `ask` waits for
         self._raising: set[int] = set()  # workers whose failed share was seen before its error arrived
         # For each worker, by slot: the share whose object columns have arrived.
         self._listed: list[dict[int, int]] = [{} for _ in range(count)]
-        self._crew = WorkerPool(
-            team.makers, WorkerPlan(team.timeouts, team.num_threads, PRELOAD, self._where)
+        self._pool = WorkerPool(
+            config.makers, WorkerPlan(config.timeouts, config.num_threads, PRELOAD, self._where)
         )
         try:
-            slots = team.makers[0].num_slots
-            self.words += [SharedCounters(worker.progress, slots) for worker in self._crew.workers]
+            slots = config.makers[0].num_slots
+            self.counters += [SharedCounters(worker.progress, slots) for worker in self._pool.workers]
             self.descriptions: list[Description] = self.ask("describe")
             require_alike(self.descriptions)
             self.description = self.descriptions[0]
         except BaseException:
             with suppress(Exception):  # the error of the start matters more than one of the clean-up
-                self._crew.close(0.0)
+                self._pool.close(0.0)
             raise
 
     @property
     def segment(self) -> SharedSegment:
         """The memory shared with the workers."""
-        return self._crew.segment
+        return self._pool.segment
 
     def use(self, region: Region) -> None:
         """Take shares from the blocks of a region, whose first dimension is the worker."""
@@ -139,37 +141,37 @@ class WorkerController:
     @property
     def processes(self) -> list[int]:
         """The process ids of the workers."""
-        return [worker.pid for worker in self._crew.workers]
+        return [worker.pid for worker in self._pool.workers]
 
     def generation(self, worker: int) -> int:
         """Return how often a worker was replaced."""
-        return self._crew.workers[worker].generation
+        return self._pool.workers[worker].generation
 
     def check(self) -> None:
         """Raise `ClosedError` if the workers have ended, or if this process is a fork of their owner."""
-        self._crew.check()
+        self._pool.check()
 
     @property
     def is_foreign(self) -> bool:
         """Whether this process is a fork of the workers' owner."""
-        return self._crew.is_foreign
+        return self._pool.is_foreign
 
     @property
     def closed(self) -> bool:
         """Whether the workers have ended."""
-        return self._crew.closed
+        return self._pool.closed
 
     def close(self, because: str = "") -> None:
         """End the workers and discard their unfinished shares."""
         try:
-            self._crew.close(because=because)
+            self._pool.close(because=because)
         finally:
-            if self._crew.ended:
+            if self._pool.ended:
                 self._write_off()
 
     def _write_off(self) -> None:
         """Count the frames of shares that were under way in workers that have ended."""
-        for worker in range(len(self.words)):
+        for worker in range(len(self.counters)):
             self.discard(worker, UNFINISHED)
             if not self.is_down(worker):
                 made, now = self._frames_made(worker), self.now
@@ -181,21 +183,24 @@ class WorkerController:
     def grant(self, worker: int, grant: Grant) -> None:
         """Grant a share to a worker, which must not be down."""
         self.check()
-        self.words[worker].grant(grant, self.now.resets[worker])
+        self.counters[worker].grant(grant, self.now.resets[worker])
         if self.now.resets[worker]:
             self.now = self.now.with_worker(worker, resets=False)
-        self._crew.send(worker, SERVE)  # last: if an interrupt prevents it, `_attend` sends it
+        self._pool.send(worker, SERVE)  # last: if an interrupt prevents it, `_attend` sends it
 
     def is_down(self, worker: int) -> bool:
         """Return whether a worker was lost and isn't replaced yet."""
-        return self.now.losses[worker].number > self._crew.workers[worker].generation
+        return self.now.losses[worker].number > self._pool.workers[worker].generation
 
     def under_way(self, worker: int) -> int:
         """Return the number of a worker's shares that were granted and aren't taken.
 
         Of a worker that is down, only finished shares count.
         """
-        return self.words[worker].words[SERVED if self.is_down(worker) else GRANTED] - self.now.taken[worker]
+        return (
+            self.counters[worker].words[SERVED if self.is_down(worker) else GRANTED]
+            - self.now.num_consumed[worker]
+        )
 
     def ready(self, worker: int) -> bool:
         """Return whether a worker's next share is finished and wanted; discard failed ones before it.
@@ -204,11 +209,11 @@ class WorkerController:
             WorkerError: the share has fewer steps than were granted, and wasn't cut.
         """
         self._sweep(worker)
-        number, words = self.now.taken[worker], self.words[worker]
-        if words.words[SERVED] <= number or self.now.unwanted[worker] or self.raises(worker):
+        number, counters = self.now.num_consumed[worker], self.counters[worker]
+        if counters.words[SERVED] <= number or self.now.unwanted[worker] or self.raises(worker):
             return False
-        if words.is_short(number):
-            made, granted = words.share(number).num_steps, words.granted_steps(number)
+        if counters.is_short(number):
+            made, granted = counters.share(number).num_steps, counters.granted_steps(number)
             self.discard(worker, "error")
             raise WorkerError(
                 f"worker {worker} (process {self.processes[worker]}) made {made} of the {granted} steps that it was "
@@ -217,7 +222,7 @@ class WorkerController:
             )
         if not self.description.schema.lists or self._listed[worker].get(self._slot(number)) == number:
             return True
-        if max(self._listed[worker].values(), default=-1) > number or not self._crew.signals_due(worker):
+        if max(self._listed[worker].values(), default=-1) > number or not self._pool.signals_due(worker):
             self.discard(worker, "interrupted")  # an interrupt dropped the answer with the object columns
         return False
 
@@ -226,7 +231,7 @@ class WorkerController:
 
         The failure is visible in shared memory before the answer with the error arrives through the pipe.
         """
-        if worker in self._raising and not self._crew.signals_due(worker):  # an interrupt dropped it
+        if worker in self._raising and not self._pool.signals_due(worker):  # an interrupt dropped it
             self._raising.discard(worker)
         return worker in self._raising
 
@@ -235,25 +240,25 @@ class WorkerController:
 
     def _sweep(self, worker: int) -> None:
         """Discard a worker's next finished shares while they are unwanted or failed."""
-        words = self.words[worker]
-        while (number := self.now.taken[worker]) < words.words[SERVED]:
-            if not (self.now.unwanted[worker] or words.has_failed(number)):
+        counters = self.counters[worker]
+        while (number := self.now.num_consumed[worker]) < counters.words[SERVED]:
+            if not (self.now.unwanted[worker] or counters.has_failed(number)):
                 return
             if not self.now.unwanted[worker]:
                 self._raising.add(worker)
-            self.now = self.now.without(worker, words.share(number))
+            self.now = self.now.without(worker, counters.share(number))
         # The error of an unwanted share arrives with its answer. The share is unwanted until then, so that the error
         # isn't raised.
-        if self.now.unwanted[worker] and not self.under_way(worker) and not self._crew.signals_due(worker):
+        if self.now.unwanted[worker] and not self.under_way(worker) and not self._pool.signals_due(worker):
             self.now = self.now.with_worker(worker, unwanted="", resets=True)
 
     def cut(self, worker: int, below: int) -> None:
         """Let a worker end its shares with numbers less than `below` after the present step."""
-        self.words[worker].words[CUT] = below
+        self.counters[worker].words[CUT] = below
 
     def discard_all(self, reason: str) -> None:
         """Discard all shares that aren't taken; every worker's next share begins with a reset."""
-        for worker in range(len(self.words)):
+        for worker in range(len(self.counters)):
             self.discard(worker, reason)
 
     def discard(self, worker: int, reason: str) -> None:
@@ -264,7 +269,7 @@ class WorkerController:
         if self.under_way(worker) and not self.is_foreign:
             if not self.now.unwanted[worker]:
                 self.now = self.now.with_worker(worker, unwanted=reason)
-            self.cut(worker, self.words[worker].words[GRANTED])
+            self.cut(worker, self.counters[worker].words[GRANTED])
             self._sweep(worker)
 
     def were_reset(self, workers: Iterable[int]) -> None:
@@ -286,7 +291,7 @@ class WorkerController:
         """Process all answers that have arrived, without waiting; see `wait`."""
         self.check()
         self._attend()
-        while (answer := self._crew.wait_any(Deadline(0.0))) is not None:
+        while (answer := self._pool.wait_any(Deadline(0.0))) is not None:
             self._note(answer)
 
     def wait(self, deadline: Deadline | None = None) -> None:
@@ -301,7 +306,7 @@ class WorkerController:
         if deadline is not None:
             dues.append(deadline)
         soonest = min(dues, key=lambda due: due.remaining() or 0.0) if dues else None
-        answer = self._crew.wait_any(soonest)
+        answer = self._pool.wait_any(soonest)
         if answer is not None:
             self._note(answer)
         elif soonest is not None:
@@ -314,20 +319,20 @@ class WorkerController:
         worker finds no grant.
         """
         dues: list[Deadline] = []
-        for worker, view in enumerate(self.words):
+        for worker, counters in enumerate(self.counters):
             if not self.is_down(worker):
-                missing = view.words[GRANTED] - view.words[SERVED]
+                missing = counters.words[GRANTED] - counters.words[SERVED]
                 if missing:
-                    for _ in range(missing - self._crew.signals_due(worker)):
-                        self._crew.send(worker, SERVE)
+                    for _ in range(missing - self._pool.signals_due(worker)):
+                        self._pool.send(worker, SERVE)
                 continue
             due = self._due(worker)
             if due.passed():
-                view.go_on()
-                count, next_id = self.now.losses[worker].number, view.words[NEXT_ID]
+                counters.go_on()
+                count, next_id = self.now.losses[worker].number, counters.words[NEXT_ID]
                 made_again = self._made_again()
-                assert made_again is not None, "whoever keeps the dispatcher calls it"
-                self._crew.replace(worker, made_again(worker, count, next_id))
+                assert made_again is not None, "the owner of the controller calls it"
+                self._pool.replace(worker, made_again(worker, count, next_id))
             else:
                 dues.append(due)
         return dues
@@ -335,7 +340,7 @@ class WorkerController:
     def _note(self, answer: WorkerAnswer) -> None:
         """Process an answer; drop it if its request was given up."""
         worker, error = answer.worker, answer.error
-        if error is not None and (answer.lost or not self._crew.workers[worker].is_made):
+        if error is not None and (answer.lost or not self._pool.workers[worker].is_made):
             self._lost(worker, error)
         elif answer.request in self._answers:
             self._answers[answer.request] = answer
@@ -361,12 +366,12 @@ class WorkerController:
             raise error
 
     # ----------------------------------------------------------------- losses
-    def _where(self, worker: int, place: int, step: int) -> str:
+    def _where(self, worker: int, item: int, step: int) -> str:
         """Return the worker's present activity as text for error messages."""
-        if worker >= len(self.words) or not self._crew.workers[worker].is_made:
+        if worker >= len(self.counters) or not self._pool.workers[worker].is_made:
             return "during its construction"
-        words = self.words[worker]
-        return f"in step {words.under_way} of its share" if words.is_at_work else "between two shares"
+        counters = self.counters[worker]
+        return f"in step {counters.under_way} of its share" if counters.is_at_work else "between two shares"
 
     def _lost(self, worker: int, error: BaseException) -> None:
         """Record the loss of a worker; raise its error and end all workers unless the worker will be replaced."""
@@ -374,7 +379,7 @@ class WorkerController:
         if not self.is_down(worker):  # after an interrupt, the loss may have been counted already
             self._sweep(worker)  # the shares that it finished while they were unwanted
             made, now = self._frames_made(worker), self.now
-            losses = self._restarts.after_loss(now.losses, worker, self.words[worker].words[SERVED], made)
+            losses = self._restarts.after_loss(now.losses, worker, self.counters[worker].words[SERVED], made)
             self.now = now.losing(worker, made, LOST, losses)
         verdict = self.now.losses[worker].verdict
         if isinstance(verdict, str):
@@ -384,13 +389,13 @@ class WorkerController:
 
     def _frames_made(self, worker: int) -> int:
         """Return the number of frames in the unfinished share of a lost worker."""
-        words = self.words[worker]
-        steps = words.under_way
+        counters = self.counters[worker]
+        steps = counters.under_way
         if not steps:  # also before `description` and `blocks` exist
             return 0
         if MASK not in self.description.schema:
             return steps * max(1, self.description.batch_size.numel())
-        block = self.blocks[self._slot(words.words[SERVED])]
+        block = self.blocks[self._slot(counters.words[SERVED])]
         return int(block.column(MASK)[worker].narrow(block.time_dim - 1, 0, steps).sum())
 
     def _due(self, worker: int) -> Deadline:
@@ -415,19 +420,19 @@ class WorkerController:
             Exception: the error that a worker raised.
             WorkerError: a worker was lost and isn't replaced.
         """
-        given = dict.fromkeys(range(self.num_workers), ()) if arguments is None else dict(arguments)
+        requests = dict.fromkeys(range(self.num_workers), ()) if arguments is None else dict(arguments)
         numbers: dict[int, int] = {}
         try:
-            missing = list(given)
+            missing = list(requests)
             while missing:
                 for worker in missing:
-                    if not self.is_down(worker) and not self._is_asked(worker, numbers.get(worker, -1)):
+                    if not self.is_down(worker) and not self._is_requested(worker, numbers.get(worker, -1)):
                         self._answers.pop(numbers.get(worker, -1), None)
-                        numbers[worker] = self._crew.post(worker, name, *given[worker])
+                        numbers[worker] = self._pool.post(worker, name, *requests[worker])
                         self._answers[numbers[worker]] = None
                 self.wait()  # a replacement can be asked after its first answer, that it was made
                 missing = [worker for worker in missing if not self._answers.get(numbers.get(worker, -1))]
-            answers = [self._answers[numbers[worker]] for worker in given]
+            answers = [self._answers[numbers[worker]] for worker in requests]
         finally:
             for number in numbers.values():
                 self._answers.pop(number, None)
@@ -437,9 +442,9 @@ class WorkerController:
                 raise answer.error
         return [answer.value for answer in answers if answer is not None]
 
-    def _is_asked(self, worker: int, number: int) -> bool:
+    def _is_requested(self, worker: int, number: int) -> bool:
         """Return whether a request was answered or is under way; it isn't if its worker was lost."""
-        return self._answers.get(number) is not None or number in self._crew.workers[worker].due
+        return self._answers.get(number) is not None or number in self._pool.workers[worker].due
 
 
 def _with_advice(error: BaseException, advice: str) -> BaseException:

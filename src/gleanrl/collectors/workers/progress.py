@@ -95,15 +95,15 @@ class Consumed(NamedTuple):
 class Progress(NamedTuple):
     """The state of a collection. It changes by one assignment of a new value, which no interrupt can split."""
 
-    ledger: FrameCounts
-    taken: tuple[int, ...]
+    counts: FrameCounts
+    num_consumed: tuple[int, ...]
     """For each worker, the number of shares that were delivered or discarded."""
     unwanted: tuple[str, ...]
     """For each worker, the reason for discarding its shares under way; empty if they are wanted."""
     resets: tuple[bool, ...]
     """For each worker, whether its next share begins with a reset."""
     losses: tuple[Losses, ...]
-    """The losses of each worker. `ledger` includes their frames."""
+    """The losses of each worker. `counts` includes their frames."""
 
     @classmethod
     def begin(cls, count: int) -> Progress:
@@ -112,17 +112,17 @@ class Progress(NamedTuple):
 
     def with_worker(self, worker: int, **changes: Any) -> Progress:
         """Return the state with other values for one worker."""
-        fresh: dict[str, Any] = {}
+        changed: dict[str, Any] = {}
         for name, value in changes.items():
             entries = getattr(self, name)
-            fresh[name] = (*entries[:worker], value, *entries[worker + 1 :])
-        return self._replace(**fresh)
+            changed[name] = (*entries[:worker], value, *entries[worker + 1 :])
+        return self._replace(**changed)
 
     def without(self, worker: int, share: Share) -> Progress:
         """Return the state after a worker's next share, which failed or is unwanted, was discarded."""
         reason = share.reason if share.failed else self.unwanted[worker]
-        ledger = self.ledger.discarding(share.frames, reason).discarding(share.excess, "budget")
-        return self._replace(ledger=ledger).with_worker(worker, taken=self.taken[worker] + 1)
+        counts = self.counts.discarding(share.frames, reason).discarding(share.excess, "budget")
+        return self._replace(counts=counts).with_worker(worker, num_consumed=self.num_consumed[worker] + 1)
 
     def losing(self, worker: int, frames: int, reason: str, losses: Losses) -> Progress:
         """Return the state after a worker was lost, with an unfinished share of `frames` frames.
@@ -130,17 +130,17 @@ class Progress(NamedTuple):
         A replacement starts with new environments, so it needs no reset.
         """
         after = self.with_worker(worker, unwanted="", resets=False, losses=losses)
-        return after._replace(ledger=self.ledger.discarding(frames, reason))
+        return after._replace(counts=self.counts.discarding(frames, reason))
 
-    def delivering(self, taken: Consumed) -> Progress:
+    def delivering(self, consumed: Consumed) -> Progress:
         """Return the state after a batch was delivered; return `self` if it was counted already.
 
         That makes the call idempotent: after an interrupt it may be repeated for the same batch.
         """
-        if any(self.taken[worker] != number for worker, number in taken.shares.items()):
+        if any(self.num_consumed[worker] != number for worker, number in consumed.shares.items()):
             return self
-        ledger = self.ledger.delivering(taken.frames, taken.flagged, taken.counted, taken.seconds)
-        numbers = list(self.taken)
-        for worker in taken.shares:
+        counts = self.counts.delivering(consumed.frames, consumed.flagged, consumed.counted, consumed.seconds)
+        numbers = list(self.num_consumed)
+        for worker in consumed.shares:
             numbers[worker] += 1
-        return self._replace(ledger=ledger.discarding(taken.excess, "budget"), taken=tuple(numbers))
+        return self._replace(counts=counts.discarding(consumed.excess, "budget"), num_consumed=tuple(numbers))

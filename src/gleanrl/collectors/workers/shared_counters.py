@@ -164,18 +164,18 @@ class SharedCounters:
         words[BEGUN] = number + 1
         return number, grant, bool(words[slot + _RESET])
 
-    def note_episodes(self, count: int, fresh: Sequence[Episode], begun: float, ended: float) -> None:
+    def note_episodes(self, count: int, episodes: Sequence[Episode], begun: float, ended: float) -> None:
         """Write the episodes that have ended.
 
         Args:
-            count: number of episodes that have ended in this worker and its predecessors, `fresh` included.
-            fresh: the last ones of these, which weren't written before.
-            begun: the earliest time at which one of `fresh` can have ended, by the monotonic clock of the machine.
+            count: number of episodes that have ended in this worker and its predecessors, `episodes` included.
+            episodes: the last ones of these, which weren't written before.
+            begun: the earliest time at which one of `episodes` can have ended, by the monotonic clock of the machine.
             ended: the time by which all of them had ended. The ends are spread evenly between both times.
         """
-        for place, episode in enumerate(fresh, 1):
-            at = _RECENT + 3 * ((count - len(fresh) + place - 1) % NUM_RECENT)
-            self.floats[at] = begun + (ended - begun) * place / len(fresh)
+        for position, episode in enumerate(episodes, 1):
+            at = _RECENT + 3 * ((count - len(episodes) + position - 1) % NUM_RECENT)
+            self.floats[at] = begun + (ended - begun) * position / len(episodes)
             self.floats[at + 1], self.floats[at + 2] = episode
         self.words[EPISODES] = count
 

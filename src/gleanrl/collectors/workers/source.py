@@ -1,4 +1,4 @@
-"""`CrewSource`, the common base of the sources whose batches are made in worker processes."""
+"""`WorkerSource`, the common base of the sources whose batches are made in worker processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gleanrl.collectors.frame_accounting import (
     means_of,
 )
 from gleanrl.collectors.source import Collected, Loading, Source
-from gleanrl.collectors.workers.controller import UNFINISHED, Team, WorkerController
+from gleanrl.collectors.workers.controller import UNFINISHED, PoolConfig, WorkerController
 from gleanrl.collectors.workers.progress import Consumed
 from gleanrl.collectors.workers.shared_counters import BUSY, EPISODES, IDLE
 from gleanrl.collectors.workers.weights import SharedWeights
@@ -40,42 +40,44 @@ SIBLING = "sibling"
 _SETTLE_S = 1.0
 
 
-class CrewSource(Source):
+class WorkerSource(Source):
     """Base class of sources with worker processes.
 
     One thread at a time may use it. `push_weights` and `stats` may be called from another thread at any time.
 
     Args:
-        team: configuration of the workers.
+        config: configuration of the workers.
     """
 
     pushes_anytime = True
 
-    def __init__(self, team: Team) -> None:
-        self._team = team
+    def __init__(self, config: PoolConfig) -> None:
+        self._config = config
         self._seed: tuple[int, bool] | None = None
         self._last_state: dict[str, Any] | None = None
         self._weights: SharedWeights | None = None
-        self._told: set[int] = set()  # workers that know the region of their separate weights
+        self._notified: set[int] = set()  # workers that know the region of their separate weights
         self._region: Region | None = None
-        self.dispatcher = WorkerController(team, self._made_again)
-        self.description = self.dispatcher.description
+        self.controller = WorkerController(config, self._made_again)
+        self.description = self.controller.description
         self.done_paths = self.description.done_paths
-        self.num_workers = self.dispatcher.num_workers
+        self.num_workers = self.controller.num_workers
 
     def lay_out(self, num_steps: int) -> None:
         """Allocate every worker's blocks for batches of `num_steps` steps; call it once."""
-        described, segment, words = self.description, self.dispatcher.segment, self.dispatcher.words
+        described, segment, counters = self.description, self.controller.segment, self.controller.counters
         if described.weights is not None:
-            progress = [view.words for view in words]
-            team = self._team
-            self._weights = SharedWeights(team.policy, described.weights, segment, progress, team.following)
+            progress = [entry.words for entry in counters]
+            config = self._config
+            self._weights = SharedWeights(
+                config.policy, described.weights, segment, progress, config.following
+            )
             self._weights.refresh()
         size = torch.Size((self.num_workers, *described.batch_size))
         rows = SharedRows(described.schema, size, max(self.steps(num_steps)))
-        self._region = segment.region("rows", rows, self._team.makers[0].num_slots)
-        self.dispatcher.use(self._region)
-        self.dispatcher.ask("bind", {worker: (self._bound(worker),) for worker in range(self.num_workers)})
+        self._region = segment.region("rows", rows, self._config.makers[0].num_slots)
+        self.controller.use(self._region)
+        self.controller.ask("bind", {worker: (self._bound(worker),) for worker in range(self.num_workers)})
 
     def _bound(self, worker: int) -> Bound | None:
         """Return the regions of a worker's blocks and weights; None before `lay_out`, which sends them to workers."""
@@ -89,7 +91,7 @@ class CrewSource(Source):
     def _made_again(self, worker: int, generation: int, first_id: int) -> CollectorMaker:
         """Return the maker of a worker's replacement, with the memory, the trajectory ids and a seed for it."""
         seed = self._seed_of(worker, generation)
-        return self._team.makers[worker].again(first_id, seed, self._bound(worker))
+        return self._config.makers[worker].again(first_id, seed, self._bound(worker))
 
     @abstractmethod
     def steps(self, num_steps: int) -> Sequence[int]:
@@ -116,7 +118,7 @@ class CrewSource(Source):
     # ---------------------------------------------------------------- weights
     def refresh_weights(self) -> None:
         """Publish the current weights of the user's policy, if workers follow them."""
-        self.dispatcher.check()  # a fork shares the memory, and must not write to it
+        self.controller.check()  # a fork shares the memory, and must not write to it
         if self._weights is not None:
             self._weights.refresh()
 
@@ -147,40 +149,40 @@ class CrewSource(Source):
             InvalidTypeError: if weights by worker come with `worker_ids`, or if the policy has no weights.
             IndexRangeError: if there is no such worker or device.
         """
-        self.dispatcher.check()
-        given: dict[int | None, Any]
+        self.controller.check()
+        by_worker: dict[int | None, Any]
         if isinstance(weights, dict) and weights and all(isinstance(key, int) for key in weights):
             if worker_ids is not None:
                 raise InvalidTypeError(
                     "worker_ids: got worker_ids and a dictionary of weights by worker; pass one of the two"
                 )
-            given = {worker: weights[worker] for worker in self._workers_named(weights)}
+            by_worker = {worker: weights[worker] for worker in self._workers_named(weights)}
         elif worker_ids is None:
-            given = {None: weights}
+            by_worker = {None: weights}
         else:
-            given = dict.fromkeys(self._workers_named(worker_ids), weights)
+            by_worker = dict.fromkeys(self._workers_named(worker_ids), weights)
         if self._weights is None:
             if weights is not None:
                 raise InvalidTypeError("update_policy_weights_: the policy isn't a module and has no weights")
             return
-        self._own_weights_for([worker for worker in given if worker is not None])
-        self._weights.push(given, self.policy_version + 1)
+        self._own_weights_for([worker for worker in by_worker if worker is not None])
+        self._weights.push(by_worker, self.policy_version + 1)
 
     def _own_weights_for(self, workers: Sequence[int]) -> None:
         """Allocate separate weights for workers that have none yet, and send them the region."""
         assert self._weights is not None
-        new = [worker for worker in workers if worker not in self._told]
+        new = [worker for worker in workers if worker not in self._notified]
         for worker in new:
             self._weights.own_region(worker, new=True)
-        self.dispatcher.ask("bind", {worker: (self._bound(worker),) for worker in new})
-        self._told.update(new)
+        self.controller.ask("bind", {worker: (self._bound(worker),) for worker in new})
+        self._notified.update(new)
 
     def _workers_named(self, worker_ids: Any) -> list[int]:
         one = isinstance(worker_ids, (int, str, torch.device))
         named: list[int] = []
         for name in [worker_ids] if one else worker_ids:
             if isinstance(name, (str, torch.device)):
-                found = [w for w, maker in enumerate(self._team.makers) if maker.recipe.runs_on(name)]
+                found = [w for w, maker in enumerate(self._config.makers) if maker.recipe.runs_on(name)]
             else:
                 found = [name] if name in range(self.num_workers) and name is not True else []
             if not found:
@@ -212,32 +214,32 @@ class CrewSource(Source):
     def set_seed(self, seed: int, static_seed: bool) -> int:
         """Seed the environments of all workers and reset them; return the last seed that was used."""
         self._seed = seed, static_seed
-        given = {worker: self._seed_of(worker) for worker in range(self.num_workers)}
-        last: int = self._begin_anew("seed", given)[-1]  # type: ignore[arg-type]
+        arguments = {worker: self._seed_of(worker) for worker in range(self.num_workers)}
+        last: int = self._begin_anew("seed", arguments)[-1]  # type: ignore[arg-type]
         return last
 
     def _begin_anew(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> list[Any]:
         """Send workers a request that resets them, after their shares that aren't taken were discarded."""
         for worker in arguments:
-            self.dispatcher.discard(worker, "reset")
-        self.dispatcher.settle()
-        answers = self.dispatcher.ask(name, arguments)
-        self.dispatcher.were_reset(arguments)
+            self.controller.discard(worker, "reset")
+        self.controller.settle()
+        answers = self.controller.ask(name, arguments)
+        self.controller.were_reset(arguments)
         return answers
 
     def save(self) -> dict[str, Any]:
         """Return the state of every worker under ``"worker0"`` and so on, without shares under way."""
-        if self.dispatcher.closed:
+        if self.controller.closed:
             if self._last_state is None:
                 raise ClosedError(
                     "state_dict: the workers have ended, and their state is lost; call it before shutdown()"
                 )
             return self._last_state
-        self.dispatcher.settle()
-        ledger = self.dispatcher.now.ledger
-        taken = {worker: (count,) for worker, count in enumerate(self.dispatcher.now.taken)}
-        state: dict[str, Any] = {"frames": ledger.spent, "iter": ledger.batches, "source": plain(ledger)}
-        for worker, found in enumerate(self.dispatcher.ask("save", taken)):
+        self.controller.settle()
+        counts = self.controller.now.counts
+        arguments = {worker: (count,) for worker, count in enumerate(self.controller.now.num_consumed)}
+        state: dict[str, Any] = {"frames": counts.spent, "iter": counts.batches, "source": plain(counts)}
+        for worker, found in enumerate(self.controller.ask("save", arguments)):
             weights = None if self._weights is None else self._weights.state_of(worker)
             state[f"worker{worker}"] = found if weights is None else {**found, "policy_state_dict": weights}
         return state
@@ -252,27 +254,29 @@ class CrewSource(Source):
         names = [f"worker{worker}" for worker in range(self.num_workers)]
         hint = f"this collector has {self.num_workers} workers"
         checkpoint.check_entries(state, {"frames", "iter", *names}, strict, hint)
-        counts = FrameCounts.read(state["source"]) if "source" in state else None
-        counted = checkpoint.with_counts(counts or self.dispatcher.now.ledger, state, type(self).__name__)
+        saved_counts = FrameCounts.read(state["source"]) if "source" in state else None
+        counted = checkpoint.with_counts(
+            saved_counts or self.controller.now.counts, state, type(self).__name__
+        )
         parts = {worker: dict(state[name]) for worker, name in enumerate(names) if name in state}
         policies = {worker: part.pop("policy_state_dict", None) for worker, part in parts.items()}
         weights = {worker: found for worker, found in policies.items() if found is not None}
-        given = {worker: (part, strict) for worker, part in parts.items()}
+        arguments = {worker: (part, strict) for worker, part in parts.items()}
         # All parts are parsed before one changes, so that an error leaves everything unchanged.
-        cut = sum(self.dispatcher.ask("parse", given), ())
+        cut = sum(self.controller.ask("parse", arguments), ())
         loaded = self._weights.parse(weights, strict, kwargs) if weights and self._weights else None
 
         def change() -> None:
-            self.dispatcher.discard_all("state")
-            self.dispatcher.settle()
+            self.controller.discard_all("state")
+            self.controller.settle()
             if loaded is not None and self._weights is not None:
                 self._own_weights_for(loaded.own)
                 self._weights.adopt(loaded)
-            self.dispatcher.ask("adopt", given)
-            self.dispatcher.were_reset(given)
-            ledger = counts or self.dispatcher.now.ledger  # read here: shares were discarded above
-            ledger = replace(ledger, spent=counted.spent, batches=counted.batches).cutting(len(cut))
-            self.dispatcher.now = self.dispatcher.now._replace(ledger=ledger)
+            self.controller.ask("adopt", arguments)
+            self.controller.were_reset(arguments)
+            counts = saved_counts or self.controller.now.counts  # read here: shares were discarded above
+            counts = replace(counts, spent=counted.spent, batches=counted.batches).cutting(len(cut))
+            self.controller.now = self.controller.now._replace(counts=counts)
 
         return Loading(change, cut)
 
@@ -280,11 +284,11 @@ class CrewSource(Source):
     @property
     def spent(self) -> int:
         """Number of delivered frames that count against the budget."""
-        return self.dispatcher.now.ledger.spent
+        return self.controller.now.counts.spent
 
     def stats(self) -> CollectorStats:
         """Return the present counters; the workers' counters are read from shared memory."""
-        found = self.dispatcher.now.ledger.stats()
+        found = self.controller.now.counts.stats()
         workers = tuple(self._worker_stats(worker) for worker in range(self.num_workers))
         mean_return, mean_length = means_of(self.recent_episodes())
         return replace(
@@ -297,55 +301,55 @@ class CrewSource(Source):
 
     def recent_episodes(self) -> list[Episode]:
         """Return the last ended episodes of all workers, ordered by the time of their ends."""
-        found = [one for view in self.dispatcher.words for one in view.recent_episodes()]
+        found = [one for counters in self.controller.counters for one in counters.recent_episodes()]
         return [episode for _, episode in sorted(found, key=lambda one: one[0])[-NUM_RECENT:]]
 
     def _worker_stats(self, worker: int) -> WorkerStats:
-        view = self.dispatcher.words[worker]
-        words = view.words
-        under_way = 0 if self.dispatcher.is_down(worker) else view.under_way * self.width
+        counters = self.controller.counters[worker]
+        words = counters.words
+        under_way = 0 if self.controller.is_down(worker) else counters.under_way * self.width
         seconds = words[BUSY] / 1e9
         spanned = words[BUSY] + words[IDLE]
-        mean_return, mean_length = means_of([episode for _, episode in view.recent_episodes()])
+        mean_return, mean_length = means_of([episode for _, episode in counters.recent_episodes()])
         return WorkerStats(
-            frames=view.frames + under_way + self.dispatcher.now.losses[worker].frames,
+            frames=counters.frames + under_way + self.controller.now.losses[worker].frames,
             episodes=words[EPISODES],
             mean_return=mean_return,
             mean_length=mean_length,
-            frames_per_s=view.frames / seconds if seconds else 0.0,
+            frames_per_s=counters.frames / seconds if seconds else 0.0,
             idle_share=words[IDLE] / spanned if spanned else 0.0,
             versions_behind=0 if self._weights is None else self._weights.behind(worker),
-            restarts=self.dispatcher.generation(worker),
+            restarts=self.controller.generation(worker),
         )
 
     def deliver(self, collected: Collected, batch: TensorDictBase) -> TensorDictBase:
         """Count the open batch as delivered, and return `batch`, its final form."""
         # One expression, so that an interrupt comes before the assignment, or after the batch was returned. Otherwise
         # a batch could be counted that the caller never gets.
-        return (batch, self._become(collected.after))[0]
+        return (batch, self._commit(collected.after))[0]
 
-    def _become(self, taken: Consumed) -> Any:
-        self.dispatcher.now = self.dispatcher.now.delivering(taken)
+    def _commit(self, consumed: Consumed) -> Any:
+        self.controller.now = self.controller.now.delivering(consumed)
 
     def close(self, close_env: bool = True) -> None:
         """End the workers and discard their shares under way; do nothing in a fork of their owner.
 
         The state is saved first, for `save` after the end. That is skipped if a share doesn't end within a second.
         """
-        dispatcher, workers = self.dispatcher, range(self.num_workers)
-        if dispatcher.is_foreign:
+        controller, workers = self.controller, range(self.num_workers)
+        if controller.is_foreign:
             return
         try:
-            if not dispatcher.closed:
+            if not controller.closed:
                 with suppress(Exception):
-                    dispatcher.discard_all(UNFINISHED)
-                    dispatcher.settle(Deadline(_SETTLE_S))
+                    controller.discard_all(UNFINISHED)
+                    controller.settle(Deadline(_SETTLE_S))
                     if not any(
-                        dispatcher.under_way(worker) or dispatcher.is_down(worker) for worker in workers
+                        controller.under_way(worker) or controller.is_down(worker) for worker in workers
                     ):
                         self._last_state = self.save()
         finally:
-            dispatcher.close()
+            controller.close()
 
 
 def initialised(policy: Any, factory: Factory) -> Any:

@@ -14,9 +14,9 @@ from gleanrl._os import clock
 from gleanrl.collectors.batch_columns import IDS, NONFINITE
 from gleanrl.collectors.source import Collected, Grant, Grants
 from gleanrl.collectors.workers.batching import ShareLayout, Shares, mask_last
-from gleanrl.collectors.workers.controller import Team
+from gleanrl.collectors.workers.controller import PoolConfig
 from gleanrl.collectors.workers.progress import Consumed
-from gleanrl.collectors.workers.source import SIBLING, CrewSource
+from gleanrl.collectors.workers.source import SIBLING, WorkerSource
 from gleanrl.data.trajectories import MASK
 from gleanrl.envs.rollout import mark_truncated
 
@@ -42,20 +42,20 @@ class _Plan(NamedTuple):
     """Whether the position of each share in the batch is known before the other shares are finished."""
 
 
-class SynchronousSource(CrewSource):
+class SynchronousSource(WorkerSource):
     """Grants every worker a share of each batch, and waits for all of them.
 
     Args:
-        team: see `CrewSource`.
+        pool_config: see `WorkerSource`.
         cat: how shares are put together; see `ShareLayout.dim`.
     """
 
-    def __init__(self, team: Team, cat: int | None) -> None:
-        super().__init__(team)
+    def __init__(self, pool_config: PoolConfig, cat: int | None) -> None:
+        super().__init__(pool_config)
         size = self.description.batch_size
-        self.arrangement = ShareLayout(cat, size, self.num_workers, team.enough is not None)
+        self.arrangement = ShareLayout(cat, size, self.num_workers, pool_config.enough is not None)
         self.num_envs, self.batch_size = self.arrangement.num_envs, self.arrangement.size
-        self._enough, self._truncated = team.enough, team.truncated
+        self._enough, self._truncated = pool_config.enough, pool_config.truncated
         self._pool = BufferPool()
         self._plan: _Plan | None = None  # of the last batch
 
@@ -86,7 +86,7 @@ class SynchronousSource(CrewSource):
         """
         # Shares that an interrupt left under way use the same blocks, so they must end first.
         self.lose("interrupted")
-        self.dispatcher.settle()
+        self.controller.settle()
         self.refresh_weights()
         begin = clock.monotonic()
         if self._plan is None or self._plan.grant != (grant.num_steps, grant.random):
@@ -97,17 +97,17 @@ class SynchronousSource(CrewSource):
         missing = list(wanted)
         try:
             while True:
-                fresh = [worker for worker in missing if self.dispatcher.ready(worker)]
-                if fresh:
-                    missing = [worker for worker in missing if worker not in fresh]
+                finished = [worker for worker in missing if self.controller.ready(worker)]
+                if finished:
+                    missing = [worker for worker in missing if worker not in finished]
                     if singly:
                         begun = begun or self._begun()
-                        self._shares.copy(fresh, begun.addresses)
+                        self._shares.copy(finished, begun.addresses)
                     if not missing:
                         break
                 self._grant_missing(missing)
-                self._end_the_others(wanted, len(wanted) - len(missing))
-                self.dispatcher.wait()
+                self._cut_unfinished(wanted, len(wanted) - len(missing))
+                self.controller.wait()
         except Exception:
             self.lose(SIBLING)
             raise
@@ -117,12 +117,12 @@ class SynchronousSource(CrewSource):
         """Return the grants for batches of this length; workers without a step get none."""
         steps = dict(enumerate(self.arrangement.steps(grant.num_steps)))
         wanted = {worker: Grant(count, grant.random) for worker, count in steps.items() if count}
-        singly = self.arrangement.has_places(self.dispatcher.blocks[0], steps)
+        singly = self.arrangement.has_fixed_positions(self.controller.blocks[0], steps)
         return _Plan((grant.num_steps, grant.random), wanted, singly)
 
     @cached_property
     def _shares(self) -> Shares:
-        return Shares(self.dispatcher.blocks[0])
+        return Shares(self.controller.blocks[0])
 
     def _begun(self) -> _Begun:
         """Return a new batch for finished shares, built while the other workers still collect."""
@@ -133,31 +133,31 @@ class SynchronousSource(CrewSource):
 
     def lose(self, reason: str) -> None:
         """Discard the shares of the open batch."""
-        self.dispatcher.discard_all(reason)
+        self.controller.discard_all(reason)
 
     def _grant_missing(self, missing: Sequence[int]) -> None:
         """Grant a share to the workers that have none under way."""
         assert self._plan is not None
         for worker in missing:
-            free = not self.dispatcher.under_way(worker) and not self.dispatcher.raises(worker)
-            if free and not self.dispatcher.is_down(worker):
-                self.dispatcher.grant(worker, self._plan.wanted[worker])
+            free = not self.controller.under_way(worker) and not self.controller.raises(worker)
+            if free and not self.controller.is_down(worker):
+                self.controller.grant(worker, self._plan.wanted[worker])
 
-    def _end_the_others(self, wanted: Iterable[int], ready: int) -> None:
+    def _cut_unfinished(self, wanted: Iterable[int], ready: int) -> None:
         """Cut the unfinished shares once enough shares are finished."""
         if self._enough is not None and ready >= self._enough:
             for worker in wanted:
-                self.dispatcher.cut(worker, self.dispatcher.now.taken[worker] + 1)
+                self.controller.cut(worker, self.controller.now.num_consumed[worker] + 1)
 
     def _collected(self, grant: Grant, lend: bool, begun: _Begun | None, seconds: float) -> Collected:
         """Return the batch of the finished shares.
 
         The batch of `_begun` has room for whole shares only. If a share was cut, the batch is put together again.
         """
-        now, source = self.dispatcher.now, self.dispatcher.blocks[0]
+        now, source = self.controller.now, self.controller.blocks[0]
         assert self._plan is not None
-        numbers = {worker: now.taken[worker] for worker in self._plan.wanted}
-        shares = [self.dispatcher.words[worker].share(number) for worker, number in numbers.items()]
+        numbers = {worker: now.num_consumed[worker] for worker in self._plan.wanted}
+        shares = [self.controller.counters[worker].share(number) for worker, number in numbers.items()]
         counts = dict(zip(numbers, [share.num_steps for share in shares], strict=True))
         if begun is not None and all(count == source.num_steps for count in counts.values()):
             block, batch = begun.block, begun.batch

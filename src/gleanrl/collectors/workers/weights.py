@@ -52,7 +52,7 @@ class FollowedWeights(Enum):
     """Until when the current weights of the user's policy are published before every batch."""
 
     ALWAYS = "always"
-    UNTIL_GIVEN = "until the user gives other weights"
+    UNTIL_REPLACED = "until the user gives other weights"
     UNTIL_UPDATED = "until the user's first update, whatever it gives"
 
 
@@ -148,11 +148,11 @@ class SharedWeights:
         with self._lock:
             self._follows = False
 
-    def push(self, given: Mapping[int | None, Any], version: int) -> None:
+    def push(self, by_worker: Mapping[int | None, Any], version: int) -> None:
         """Publish weights, which workers copy before their next share.
 
         Args:
-            given: weights by worker, each worker with its own region; the key None means all workers. See
+            by_worker: weights by worker, each worker with its own region; the key None means all workers. See
                 `PolicyWeights.push` for the form of the weights.
             version: the version that frames made with them carry.
 
@@ -160,15 +160,17 @@ class SharedWeights:
             PolicyError: if the current weights of the user's policy are asked for, but only the workers have a policy.
             SchemaError, InvalidTypeError: if some weights don't fit; nothing has changed then.
         """
-        if self._policy is None and any(weights is None for weights in given.values()):
+        if self._policy is None and any(weights is None for weights in by_worker.values()):
             raise PolicyError(
                 "update_policy_weights_: expected weights, got none, and the policy exists in the workers only; pass a "
                 "TensorDict of weights, a module like the policy, or its state_dict()"
             )
-        found = {worker: self._policy if weights is None else weights for worker, weights in given.items()}
-        # Any push ends `UNTIL_UPDATED`. Only weights other than the user's policy end `UNTIL_GIVEN`.
-        others = set(given) != {None} or given[None] is not None
-        ends = FollowedWeights.UNTIL_GIVEN if others else FollowedWeights.UNTIL_UPDATED
+        found = {
+            worker: self._policy if weights is None else weights for worker, weights in by_worker.items()
+        }
+        # Any push ends `UNTIL_UPDATED`. Only weights other than the user's policy end `UNTIL_REPLACED`.
+        replaces_policy = set(by_worker) != {None} or by_worker[None] is not None
+        ends = FollowedWeights.UNTIL_REPLACED if replaces_policy else FollowedWeights.UNTIL_UPDATED
         with self._lock:
             self._publish(
                 found, version, self._follows and self._following not in (ends, FollowedWeights.UNTIL_UPDATED)
@@ -185,33 +187,35 @@ class SharedWeights:
 
             to_the_end(change)
 
-    def _publish(self, given: Mapping[int | None, Any], version: int, follows: bool | None = None) -> None:
+    def _publish(
+        self, by_worker: Mapping[int | None, Any], version: int, follows: bool | None = None
+    ) -> None:
         """Write weights, then publish all of them at once. The caller holds the lock.
 
         The order of the stores matters. `WRITING` comes first, so that a worker that is copying from the same memory
         notices. `PUBLISHED` comes last, so that a worker that sees it finds the weights complete.
 
         Args:
-            given: weights by worker; the key None means all workers.
+            by_worker: weights by worker; the key None means all workers.
             version: their version.
             follows: whether workers follow the user's policy from now on; None for no change.
         """
-        for worker, weights in given.items():
+        for worker, weights in by_worker.items():
             copies = self._copies(worker)
             number = copies.number + 1
-            for words in self._told(worker):
+            for words in self._counters_of(worker):
                 words[WRITING if worker is None else WRITING_OWN] = number
             if self._linked is not None and weights is self._policy:
                 self._linked.write(copies.weights(number))
             else:
                 copy_weights(weights_of(weights), copies.weights(number))
             copies.version(number)[0] = version
-        numbers = {worker: self._copies(worker).number + 1 for worker in given}
+        numbers = {worker: self._copies(worker).number + 1 for worker in by_worker}
 
         def change() -> None:
             for worker, number in numbers.items():
                 self._copies(worker).number = number
-                for words in self._told(worker):
+                for words in self._counters_of(worker):
                     words[PUBLISHED] = number * 2 + (worker is not None)
             self.version = version
             if follows is not None:
@@ -222,7 +226,7 @@ class SharedWeights:
     def _copies(self, worker: int | None) -> _Copies:
         return self._all if worker is None else self._own[worker]
 
-    def _told(self, worker: int | None) -> Sequence[memoryview]:
+    def _counters_of(self, worker: int | None) -> Sequence[memoryview]:
         """Return the counters of the workers that `worker` addresses: its own, or all for None."""
         return self._words if worker is None else [self._words[worker]]
 
@@ -266,39 +270,41 @@ class SharedWeights:
         """
         current = self.state_of(next(iter(states)))
         names = {".".join(path) for path in self._fields}
-        needed, kept = names, dict[str, Any]()
+        needed, policy_state = names, dict[str, Any]()
         if self._policy is not None:
             current = current or _by_name(self._policy)
             needed = set(self._policy.state_dict())  # without non-persistent buffers, which keep their values
             first = next(iter(states.values()))
-            kept = {name: value for name, value in first.items() if name in needed or name not in names}
-            check_loads(self._policy, kept, strict, arguments)
-        given = {}
+            policy_state = {
+                name: value for name, value in first.items() if name in needed or name not in names
+            }
+            check_loads(self._policy, policy_state, strict, arguments)
+        by_worker = {}
         for worker, state in states.items():
             missing = names - set(state) - (needed if strict else set())
-            whole = {**state, **{name: (current or {})[name] for name in missing & set(current or {})}}
+            complete = {**state, **{name: (current or {})[name] for name in missing & set(current or {})}}
             if not strict:
-                whole = {name: value for name, value in whole.items() if name in names}
-            given[worker] = weights_of(whole)
-            matched_weights(given[worker], self._all.weights(0))
-        own = _unlike(given) if len(given) == len(self._words) else list(given)
-        return LoadedWeights(given, own, kept, strict, arguments)
+                complete = {name: value for name, value in complete.items() if name in names}
+            by_worker[worker] = weights_of(complete)
+            matched_weights(by_worker[worker], self._all.weights(0))
+        own = _unlike(by_worker) if len(by_worker) == len(self._words) else list(by_worker)
+        return LoadedWeights(by_worker, own, policy_state, strict, arguments)
 
     def adopt(self, loaded: LoadedWeights) -> None:
         """Load parsed weights into the user's policy, and publish them for the workers."""
-        if self._policy is not None and 0 in loaded.given:
-            self._policy.load_state_dict(loaded.of_policy, strict=loaded.strict, **loaded.arguments)
-        given: dict[int | None, Any] = {worker: loaded.given[worker] for worker in loaded.own}
-        if len(loaded.given) == len(self._words):
-            given = {None: loaded.given[0], **given}
+        if self._policy is not None and 0 in loaded.by_worker:
+            self._policy.load_state_dict(loaded.policy_state, strict=loaded.strict, **loaded.arguments)
+        by_worker: dict[int | None, Any] = {worker: loaded.by_worker[worker] for worker in loaded.own}
+        if len(loaded.by_worker) == len(self._words):
+            by_worker = {None: loaded.by_worker[0], **by_worker}
         with self._lock:
-            self._publish(given, self.version, self._follows and not loaded.own)
+            self._publish(by_worker, self.version, self._follows and not loaded.own)
 
 
 class LoadedWeights(NamedTuple):
     """The checked weights of a saved state."""
 
-    given: Mapping[int, TensorDictBase]
+    by_worker: Mapping[int, TensorDictBase]
     """Weights by worker."""
     own: Sequence[int]
     """Workers that need a separate region.
@@ -306,17 +312,17 @@ class LoadedWeights(NamedTuple):
     If every worker has saved weights, these are the workers that differ from worker 0. Otherwise they are all workers
     with saved weights.
     """
-    of_policy: Mapping[str, Any]
+    policy_state: Mapping[str, Any]
     strict: bool
     arguments: Mapping[str, Any]
 
 
-def _unlike(given: Mapping[int, TensorDictBase]) -> list[int]:
+def _unlike(by_worker: Mapping[int, TensorDictBase]) -> list[int]:
     """Return the workers whose weights differ from the weights of worker 0."""
-    first = flatten(given[0])
+    first = flatten(by_worker[0])
     return [
         worker
-        for worker, weights in given.items()
+        for worker, weights in by_worker.items()
         if any(not torch.equal(first[path], value) for path, value in flatten(weights).items())
     ]
 

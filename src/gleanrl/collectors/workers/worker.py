@@ -43,7 +43,7 @@ SERVE = b"c"
 
 
 @dataclass(frozen=True)
-class Given:
+class PickledPolicy:
     """A policy, or a callable that makes one, as bytes, so that it is pickled once for all workers.
 
     Attributes:
@@ -55,7 +55,7 @@ class Given:
     is_factory: bool
 
     @classmethod
-    def of(cls, policy: Any, factory: Any, placed: bool = False) -> Given:
+    def of(cls, policy: Any, factory: Any, placed: bool = False) -> PickledPolicy:
         """Return a pickled policy or policy factory.
 
         Args:
@@ -78,7 +78,7 @@ class Given:
                 "pass policy_factory=, a callable that makes it there"
             ) from cause
 
-    def policy(self) -> Any:
+    def load(self) -> Any:
         """Return the policy; called in the worker."""
         found = cloudpickle.loads(self.data)
         return made_policy(None, found) if self.is_factory else found
@@ -106,13 +106,13 @@ class Bound(NamedTuple):
 
     Attributes:
         rows: region of the blocks of all workers.
-        place: the worker's index in the first dimension of the blocks.
+        worker: the worker's index in the first dimension of the blocks.
         weights: region of the weights of all workers; None if the policy has none.
         own_weights: region of the worker's separate weights; None if it has none.
     """
 
     rows: Region
-    place: int
+    worker: int
     weights: Region | None = None
     own_weights: Region | None = None
 
@@ -139,7 +139,7 @@ class CollectorMaker:
 
     Attributes:
         factory: makes the environment.
-        given: the policy.
+        policy: the policy.
         recipe: config of the collection.
         numbering: numbering of the trajectories, unique over all workers.
         num_slots: maximal number of grants under way.
@@ -150,7 +150,7 @@ class CollectorMaker:
     """
 
     factory: Factory
-    given: Given
+    policy: PickledPolicy
     recipe: CollectorConfig
     numbering: Numbering
     num_slots: int
@@ -163,29 +163,29 @@ class CollectorMaker:
         """Return the maker of a replacement for a lost worker."""
         return replace(self, first_id=first_id, seed=seed, bound=bound)
 
-    def __call__(self, station: WorkerContext) -> CollectorWorker:
+    def __call__(self, context: WorkerContext) -> CollectorWorker:
         """Make the collection and return its service."""
-        words = SharedCounters(station.progress, self.num_slots)
+        counters = SharedCounters(context.progress, self.num_slots)
         if self.prepare is not None:
             self.prepare()
         env = self.factory()
         try:
-            stop = _Watch(station.progress)
+            stop = _Watch(context.progress)
             recipe = replace(self.recipe, options=replace(self.recipe.options, stop=stop))
-            weights = partial(PulledWeights, words=station.progress)
+            weights = partial(PulledWeights, words=context.progress)
             made = assemble(
-                env, self.given.policy(), recipe, weights, numbering=self.numbering, first_id=self.first_id
+                env, self.policy.load(), recipe, weights, numbering=self.numbering, first_id=self.first_id
             )
-            servant = CollectorWorker(made, station.segment, words, stop)
+            service = CollectorWorker(made, context.segment, counters, stop)
             if self.seed is not None:
-                servant.seed(*self.seed)
+                service.seed(*self.seed)
             if self.bound is not None:
-                servant.bind(self.bound)
+                service.bind(self.bound)
         except BaseException:
             with suppress(Exception):  # the error of the construction matters more than one of the clean-up
                 env.close()
             raise
-        return servant
+        return service
 
 
 class _Watch:
@@ -213,15 +213,15 @@ class CollectorWorker:
     """
 
     def __init__(
-        self, assembly: Assembly, segment: SharedSegment, words: SharedCounters, watch: _Watch
+        self, assembly: Assembly, segment: SharedSegment, counters: SharedCounters, watch: _Watch
     ) -> None:
         self._collection, self._storing = assembly.collection, assembly.devices.storing
-        self._segment, self._words, self._watch = segment, words, watch
+        self._segment, self._counters, self._watch = segment, counters, watch
         self._blocks: list[Block] = []
         self._ended = clock.monotonic()
         self._before: dict[int, TrajectoryIds] = {}
         """The trajectories before each of the latest shares, by slot."""
-        self._episodes_before = words.words[EPISODES]
+        self._episodes_before = counters.words[EPISODES]
         """Number of episodes that ended in this worker's predecessors."""
 
     def signal(self, code: bytes) -> Lists | None:
@@ -235,28 +235,28 @@ class CollectorWorker:
         """
         if code != SERVE:
             raise WorkerError(f"there's no signal {code!r}")
-        given = self._words.begin()
-        if given is None:
+        next_grant = self._counters.begin()
+        if next_grant is None:
             return None
-        number, grant, reset = given
+        number, grant, reset = next_grant
         self._watch.number = number
         begun = clock.monotonic()
-        collection, before = self._collection, self._collection.ledger
+        collection, before = self._collection, self._collection.counts
         slot = number % len(self._blocks)
         block, self._before[slot] = self._blocks[slot].leading(grant.num_steps), collection.trajectories
         try:
             if reset:
                 collection.reset()
             filled = collection.fill(grant, block)
-            collection.become(filled.after)
+            collection.commit(filled.after)
         except BaseException:
             # The collection has counted the frames of this share as discarded, for a reason that the owner needs. It
             # has counted none if the reset failed, or the first step.
-            lost = collection.ledger.discarded - before.discarded
+            lost = collection.counts.discarded - before.discarded
             reason = next(
                 (
                     reason
-                    for reason, frames in collection.ledger.discards.items()
+                    for reason, frames in collection.counts.discards.items()
                     if frames != before.discards.get(reason, 0)
                 ),
                 "error",
@@ -276,37 +276,37 @@ class CollectorWorker:
 
         The result comes last: an owner that sees the share finished also sees its episodes.
         """
-        words, ended = self._words.words, clock.monotonic()
+        words, ended = self._counters.words, clock.monotonic()
         words[IDLE] += int((begun - self._ended) * 1e9)
         words[BUSY] += int((ended - begun) * 1e9)
         self._ended = ended
-        self._tell(begun)
-        self._words.finish(number, share)
+        self._publish_episodes(begun)
+        self._counters.finish(number, share)
 
-    def _tell(self, begun: float | None = None, anew: bool = False) -> None:
+    def _publish_episodes(self, begun: float | None = None, anew: bool = False) -> None:
         """Publish the episodes that have ended, and the first unused trajectory id.
 
         Args:
             begun: when the latest share began; None for one second ago.
             anew: whether to forget the episodes that were published before, after a state was loaded.
         """
-        words, now, ended = self._words.words, self._collection.trajectories, clock.monotonic()
+        words, now, ended = self._counters.words, self._collection.trajectories, clock.monotonic()
         words[NEXT_ID] = now.next_id
         count = self._episodes_before + now.num_ended
-        fresh = now.num_ended if anew else count - words[EPISODES]
-        if fresh or anew:
-            told = now.recent[-fresh:] if fresh else []
-            self._words.note_episodes(count, told, ended - 1.0 if begun is None else begun, ended)
+        num_new = now.num_ended if anew else count - words[EPISODES]
+        if num_new or anew:
+            episodes = now.recent[-num_new:] if num_new else []
+            self._counters.note_episodes(count, episodes, ended - 1.0 if begun is None else begun, ended)
 
     # --------------------------------------------------------------- requests
     def describe(self) -> Description:
         """Return the description of the collection."""
         collection, plan = self._collection, self._collection.plan
-        shown = collection.device
+        device = collection.device
         return Description(
             collection.columns.schema,
             plan.batch_size,
-            shown if shown is None or shown.type == "cpu" else torch.device("cpu"),
+            device if device is None or device.type == "cpu" else torch.device("cpu"),
             self._storing,
             tuple(collection.env.done_keys),
             plan.done_paths,
@@ -316,12 +316,12 @@ class CollectorWorker:
     def bind(self, bound: Bound) -> None:
         """Fill these blocks from now on, and copy weights from these regions."""
         numbers = range(bound.rows.num_blocks)
-        self._blocks = [self._segment.block(bound.rows, number).part(bound.place) for number in numbers]
+        self._blocks = [self._segment.block(bound.rows, number).part(bound.worker) for number in numbers]
         weights = self._collection.weights
         assert isinstance(weights, PulledWeights)
         weights.bind(self._segment, bound.weights)
         weights.bind(self._segment, bound.own_weights, own=True)
-        self._tell()
+        self._publish_episodes()
 
     def seed(self, seed: int, static_seed: bool) -> int:
         """Seed environment, random actions and global generators, and reset; return the last seed that was used.
@@ -330,29 +330,29 @@ class CollectorWorker:
         """
         seed_globals([seed])
         last = self._collection.set_seed(seed, static_seed)
-        self._tell()
+        self._publish_episodes()
         return last
 
     def reset(self, index: Any, kwargs: Mapping[str, Any]) -> None:
         """Reset the environments."""
         self._collection.reset(index, **kwargs)
-        self._tell()
+        self._publish_episodes()
 
-    def save(self, taken: int) -> dict[str, Any]:
+    def save(self, num_consumed: int) -> dict[str, Any]:
         """Return the state, without the policy's weights if the owner has published some.
 
         The environments may be ahead of the frames that the owner has delivered, by the shares under way. The state
         therefore names the trajectories of the delivered frames, which can't continue from it.
 
         Args:
-            taken: number of shares that the owner has delivered or discarded.
+            num_consumed: number of shares that the owner has delivered or discarded.
         """
         handed_out = self._collection.trajectories
-        if taken < self._words.words[SERVED]:
+        if num_consumed < self._counters.words[SERVED]:
             # The default is for a replacement, which has no record of the shares that its predecessor finished.
-            handed_out = self._before.get(taken % len(self._blocks), handed_out)
+            handed_out = self._before.get(num_consumed % len(self._blocks), handed_out)
         state = checkpoint.ahead(self._collection.save(), handed_out)
-        if self._words.words[PUBLISHED]:
+        if self._counters.words[PUBLISHED]:
             state.pop("policy_state_dict", None)
         return state
 
@@ -364,7 +364,7 @@ class CollectorWorker:
         """Continue from a saved state, which was checked."""
         checkpoint.adopt(self._collection, checkpoint.parse(self._collection, state, strict))
         self._episodes_before = 0
-        self._tell(anew=True)
+        self._publish_episodes(anew=True)
 
     def close(self) -> None:
         """Close the environment."""
