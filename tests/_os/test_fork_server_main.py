@@ -94,7 +94,7 @@ def test_processes_end_with_the_fork_server(launched, held):
     launched._process.kill()
     assert all(gone(sentinel) for _, sentinel, _ in workers)
     assert not launched.is_alive or launched._process.wait(5) is not None
-    with pytest.raises(fork_server.LaunchError, match="has ended"):
+    with pytest.raises(fork_server.LaunchError, match="no worker can be started"):
         launched.start([], held)
 
 
