@@ -146,7 +146,9 @@ def test_load_marks_no_trajectories_that_continue(tmp_path: Path) -> None:
                 beside.next()
                 checkpoint.save(tmp_path)
             else:
-                told = pytest.warns(UserWarning, match=r"trajectories \[0\] .* call end_trajectories\(ids\)")
+                told = pytest.warns(
+                    UserWarning, match=r"trajectories .* \[0\].* call end_trajectories\(ids\)"
+                )
                 with pytest.warns(UserWarning, match="other processes"), told:
                     checkpoint.load(tmp_path)
                 assert unfinished(buffer) == {0} and going.next()["collector", "traj_ids"][0] == 0
