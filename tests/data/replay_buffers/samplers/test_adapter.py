@@ -18,6 +18,7 @@ from gleanrl.data.replay_buffers import (
     SliceSampler,
     TensorDictReplayBuffer,
 )
+from gleanrl.data.replay_buffers.truncate import end_trajectories
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError
 from tests.data.replay_buffers.familiar import Told, Walk
 from tests.data.replay_buffers.oracle import ted
@@ -64,6 +65,39 @@ def test_foreign_sampler_hears_of_writes_in_order():
     assert sampler.told[-1] == ("extend", [0, 1]), "a write past the buffer is told at the next draw"
     buffer.empty()
     assert sampler.told == ["empty"]
+
+
+def test_foreign_sampler_isnt_told_of_amended_records():
+    sampler = Told()
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(5), sampler=sampler, batch_size=4)
+    buffer.extend(ted(4))
+    buffer.sample()
+    sampler.told = []
+    buffer["observation"] = torch.zeros_like(buffer[:]["observation"])
+    buffer.sample()
+    assert sampler.told == []
+    buffer["observation"] = torch.ones_like(buffer[:]["observation"])
+    buffer.add(ted(1)[0])
+    buffer[0] = ted(1)[0]
+    assert sampler.told == [("mark", [4]), ("add", 4), ("mark", [0]), ("add", 0)]
+
+
+def test_overridden_mark_update_keeps_the_priorities_of_amended_records():
+    class Marked(PrioritizedSampler):
+        def mark_update(self, index, *, storage=None):
+            super().mark_update(index, storage=storage)
+
+    buffer = made(Marked(4, 1.0, 1.0, seed=0), 4)
+    steps = ted(4)
+    steps["collector", "traj_ids"] = torch.full((4,), 7)
+    steps["next", "truncated"].zero_()
+    steps["next", "done"].zero_()
+    buffer.extend(steps)
+    buffer.update_priority(range(4), torch.tensor([0.0, 0.0, 1.0, 0.0]))
+    buffer["observation"] = torch.zeros_like(steps["observation"])
+    assert buffer.sample(return_info=True)[1]["index"].tolist() == [2] * 4
+    assert end_trajectories(buffer.storage, [7]) == 1
+    assert buffer.sample(return_info=True)[1]["index"].tolist() == [2] * 4
 
 
 def test_foreign_sampler_hears_of_coordinates():

@@ -177,6 +177,10 @@ class _News(Follower[Storage]):
         self._look_at(storage, [Change(0, len(storage), False)])
 
     def _look_at(self, storage: Storage, changes: list[Change]) -> None:
+        # Amended slots hold the same records: as new records they would lose their priorities.
+        changes = [change for change in changes if not change.amended]
+        if not changes:
+            return
         slots = slots_in(changes)
         slots = slots[slots < len(storage)]
         # Oldest first: in a ring, the slots before its end were written last.
