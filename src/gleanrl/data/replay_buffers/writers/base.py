@@ -27,9 +27,9 @@ class NoState(NamedTuple):
 class Writer(Part, Stateful[Any]):
     """Turns prepared records into a placement in one storage.
 
-    `place` decides and has no visible effect; then the storage takes the records and moves its end. The buffer calls a
-    writer under its lock. A writer belongs to one buffer (see `Part`). It keeps no position if the storage has one, so
-    that it also takes writes, clears and loads into account that were made without it.
+    `place` chooses the slots and leaves the storage unchanged; then the storage takes the records and moves its end.
+    The buffer calls a writer under its lock. A writer belongs to one buffer (see `Part`). It keeps no position if the
+    storage has one, so that it also takes writes, clears and loads into account that were made without it.
 
     Args:
         compilable: has no effect: compiled programs call buffers, but don't contain them.
@@ -49,13 +49,15 @@ class Writer(Part, Stateful[Any]):
 
     @property
     def storage(self) -> Storage:
-        """The storage that the writer writes to."""
+        """The storage that the writer writes to; `UnsupportedError` before `register_storage`."""
         if self._storage is None:
             raise UnsupportedError("the writer has no storage: give it to a ReplayBuffer first")
         return self._storage
 
     def register_storage(self, storage: Storage) -> None:
         """Write to `storage` from now on, after the records that it holds.
+
+        If the class overrides `add` or `extend`, the storage's `takes_one` becomes True and stays so.
 
         Raises:
             InvalidArgumentError: the writer belongs to a buffer with another storage.
@@ -71,10 +73,15 @@ class Writer(Part, Stateful[Any]):
             storage.takes_one = True
 
     def check_storage(self, storage: Storage) -> None:
-        """Raise if the writer can't write to `storage`; a buffer calls this before it takes either of them."""
+        """Raise if the writer can't write to `storage`; a buffer calls this before it takes either of them.
+
+        By default, every storage is accepted.
+        """
 
     def check_write(self, data: Any, where: str) -> None:
         """Raise if this writer doesn't accept `data`; nothing has changed so far, not even the schema.
+
+        By default, all data are accepted.
 
         Args:
             data: one record or many, in the form to be stored, after the inverse transforms.
@@ -83,7 +90,7 @@ class Writer(Part, Stateful[Any]):
 
     @abstractmethod
     def place(self, prepared: Prepared) -> Placement | Selection:
-        """Return the slots for prepared records; nothing changes.
+        """Return the slots for prepared records, at least one; the storage doesn't change.
 
         Returns:
             A `Placement` for consecutive time steps, or a `Selection` for chosen records with one slot each.
@@ -92,11 +99,18 @@ class Writer(Part, Stateful[Any]):
     def store(self, data: Any, single: bool, dim_extend: int, where: str) -> Any:
         """Write one record or many and return their index (see `ReplayBuffer.add` and `extend`).
 
+        The caller holds the buffer's lock. No transform acts. Padding rows that `prepare` left out have the index -1.
+
         Args:
             data: the records, not as a list: the caller has joined a list.
             single: whether `data` is one time step without its time dimension.
-            dim_extend: the time dimension.
+            dim_extend: the time dimension of `data`; no effect if `single` is True.
             where: the call that error messages name.
+
+        Raises:
+            UnsupportedError: the writer has no storage, or refuses every write.
+            SchemaError: the data don't fit; nothing changed.
+            CapacityError: the first write found too little memory or disk space.
         """
         self.check_write(data, where)
         storage = self.storage
@@ -114,24 +128,30 @@ class Writer(Part, Stateful[Any]):
         return index if prepared.kept is None else _spread(index, prepared.kept, single)
 
     def add(self, data: Any) -> Any:
-        """Write one record to the storage and return its index, for callers without a buffer."""
+        """Write one record to the storage and return its index, for callers without a buffer; see `store`.
+
+        The call takes the lock of the writer's buffer, if it has one, but passes over that buffer's transforms.
+        """
         with self.guard():
             return self.store(data, True, 0, "add")
 
     def extend(self, data: Any) -> Any:
-        """Write many records, time first, to the storage and return their index, for callers without a buffer."""
+        """Write many records, time first, to the storage and return their index; see `add`.
+
+        A list holds single records.
+        """
         with self.guard():
             joined = self.storage.join(data, "extend") if isinstance(data, list) else data
             return self.store(joined, False, 0, "extend")
 
     def emptied(self) -> None:
-        """Note that the storage was emptied."""
+        """Note that the buffer emptied the storage; by default, do nothing."""
 
     def _empty(self) -> None:
         """Do nothing: the storage knows where a ring continues."""
 
     def check_clear(self) -> None:
-        """Raise if the storage may not be emptied."""
+        """Raise if the buffer may not empty the storage; by default, it may."""
 
     # State; the defaults are for writers without state
 
@@ -140,10 +160,10 @@ class Writer(Part, Stateful[Any]):
         return NoState()
 
     def parse(self, state: Any, stored: Storage | StorageState | None = None) -> Any:
-        """Return the value of a saved state.
+        """Return the value of a saved state and change nothing; by default, any mapping is accepted.
 
         Args:
-            state: what `state_dict` returned.
+            state: the result of `state_dict`.
             stored: the storage or state that it has to fit; None for the writer's storage.
 
         Raises:
@@ -153,17 +173,27 @@ class Writer(Part, Stateful[Any]):
         return NoState()
 
     def adopt(self, value: Any) -> None:
-        """Continue from a value, with the storage that it was parsed for."""
+        """Continue from a value, after the storage has adopted the state that the value was parsed for.
+
+        By default, do nothing.
+        """
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Continue from a saved state; during a `trial` the state is only checked."""
+        """Continue from a saved state; during a `trial` the state is only checked.
+
+        Raises:
+            SchemaError: the state doesn't fit; nothing changed.
+        """
         value = self.parse(state_dict, self._tried_for)
         if self._tried_for is None:
             self.adopt(value)
 
     @contextmanager
     def trial(self, stored: StorageState) -> Iterator[None]:
-        """Check loaded states against `stored` during a ``with`` block; the storage doesn't hold these records yet."""
+        """Make `load_state_dict` check states against `stored`, and load nothing, during a ``with`` block.
+
+        The writer's storage doesn't hold the records of `stored` yet.
+        """
         self._tried_for = stored
         try:
             yield
@@ -176,13 +206,17 @@ class Writer(Part, Stateful[Any]):
 
 
 def no_index(storage: Storage) -> torch.Tensor:
-    """Return the index of a write that stored nothing."""
+    """Return the index of a write that stored nothing: int64, ``(0,)`` or, with several dimensions, ``(0, ndim)``."""
     shape = (0,) if storage.ndim == 1 else (0, storage.ndim)
     return torch.empty(shape, dtype=torch.int64, device="cpu")
 
 
 def index_of(placement: Placement | Selection, storage: Storage, single: bool) -> Any:
-    """Return the index of a write: an int, slots ``(n,)`` or coordinates ``(n, ndim)``; -1 for records not stored."""
+    """Return the index of a write: slots ``(n,)`` or coordinates ``(n, ndim)``, int64, in the order of the records.
+
+    A `single` record of a storage with one dimension has an int. Records that the write doesn't store, or overwrites
+    itself, have -1.
+    """
     if isinstance(placement, Selection):
         return int(placement.returned[0]) if single else placement.returned
     start, count, skipped = placement.start, placement.num_steps, placement.skipped
@@ -212,10 +246,10 @@ def _spread(index: Any, kept: torch.Tensor, single: bool) -> Any:
 
 
 class ImmutableDatasetWriter(Writer):
-    """Refuses every write and `empty`: the stored records never change.
+    """Refuses the buffer's `add`, `extend`, ``buffer[index] = ...`` and `empty` with `UnsupportedError`.
 
     Loading a saved state is not a write. `load_state_dict` of the buffer works, even with the state of a buffer that
-    had another writer.
+    had another writer. Priorities can be set. Direct writes to the storage and `end_trajectories` aren't refused.
 
     Examples:
         >>> import torch

@@ -21,7 +21,7 @@ class WriterEnsemble(ArgumentsRepr):
         writers: one for each buffer.
 
     Raises:
-        InvalidArgumentError: no writer is given.
+        InvalidArgumentError: no writer is given, or an argument isn't a `Writer`.
 
     Examples:
         >>> from gleanrl.data.replay_buffers import RoundRobinWriter
@@ -47,7 +47,11 @@ class WriterEnsemble(ArgumentsRepr):
         return iter(self._writers)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the writer at an int, or an ensemble of the writers at a slice, list or tensor."""
+        """Return the writer at an int, or an ensemble of the writers at a slice, list or tensor.
+
+        Raises:
+            IndexRangeError: a writer doesn't exist, or none is selected.
+        """
         chosen = members_at(index, len(self._writers))
         if isinstance(chosen, int):
             return self._writers[chosen]

@@ -32,7 +32,7 @@ class Ranking:
     used up, one pass over all ranks finds the next one. So a replacement costs O(capacity / 1024) on average, in
     addition to the sorting of the written records.
 
-    Memory: 16 bytes for each slot.
+    Memory: 16 bytes for each slot in use.
 
     Args:
         capacity: number of slots.
@@ -42,7 +42,7 @@ class Ranking:
 
     def __init__(self, capacity: int, ranks: Floats, ages: Integers) -> None:
         self.size = len(ranks)
-        # Pages that are never written take no memory.
+        # Not `zeros`: the system allocates a page at its first write, so unused slots cost nothing.
         self.ranks: Floats = np.empty(capacity, np.float64)
         self.ages: Integers = np.empty(capacity, np.int64)
         self.ranks[: self.size] = ranks
@@ -125,10 +125,13 @@ class TensorDictMaxValueWriter(Writer, Follower[Storage]):
     equals that of a stored one doesn't replace it. If one of several equal records has to be evicted, it is the one
     that arrived last. `extend` returns -1 for a record that isn't stored when the call returns.
 
-    The ranks always belong to the stored records. They are read again after the storage was written, cleared or loaded
-    without the writer. Of equal records, the one in the lowest slot then counts as the oldest.
+    The ranks always belong to the stored records. They are read again after any change of the storage by other means
+    than this writer, for example ``buffer[index] = ...``. Of equal records, the one in the lowest slot then counts as
+    the oldest. `load_state_dict` of the buffer restores the order of arrival.
 
-    Memory: 16 bytes for each slot.
+    A write raises and stores nothing if a record isn't a TensorDict, lacks the value or has the rank NaN.
+
+    Memory: 16 bytes for each slot in use.
 
     Args:
         rank_key: key of the value.
@@ -165,10 +168,15 @@ class TensorDictMaxValueWriter(Writer, Follower[Storage]):
         self._placed: _Placed | None = None  # the records that are about to be stored, or were stored last
         self._ages: torch.Tensor | None = None  # the loaded ages, until the next `sync` reads the records
 
-    # Taking a storage
-
     def check_storage(self, storage: Storage) -> None:
-        """Raise unless the records of `storage` can be ranked one by one."""
+        """Raise unless the storage is bounded, has one dimension, and all stored records have ranks.
+
+        Raises:
+            InvalidArgumentError: several batch dimensions, or no size limit.
+            SchemaError: a stored record isn't a TensorDict, or has no value at the rank key.
+            MissingKeyError: a stored record has no tensor of real numbers at the rank key.
+            NonFiniteError: the rank of a stored record is NaN.
+        """
         if storage.ndim > 1:
             raise InvalidArgumentError(
                 f"a {type(self).__name__} ranks single records; the storage has ndim={storage.ndim}, use ndim=1 "
@@ -182,7 +190,7 @@ class TensorDictMaxValueWriter(Writer, Follower[Storage]):
         self._read(storage)
 
     def sync(self, storage: Storage) -> None:
-        """Bring the ranks in sync with the records of `storage`."""
+        """Bring the ranks in sync with the records of `storage`, and forget the ages of a loaded state."""
         super().sync(storage)
         self._ages = None
 
@@ -193,7 +201,7 @@ class TensorDictMaxValueWriter(Writer, Follower[Storage]):
         self._ranking = Ranking(storage.max_size, ranks, known)
 
     def _look_at(self, storage: Storage, changes: list[Change]) -> None:
-        """Add the records that this writer placed; after any other change, read all ranks again."""
+        """Add the records that this writer placed last; if anything else changed, read all ranks again."""
         placed, ranking = self._placed, self._ranking
         is_own = placed is not None and placed.version == storage.version
         if ranking is None or placed is None or not is_own or not placed.fills(changes):
@@ -206,15 +214,16 @@ class TensorDictMaxValueWriter(Writer, Follower[Storage]):
         assert self._ranking is not None
         return self._ranking
 
-    # Ranks
-
     def _read(self, storage: Storage) -> Floats:
         if not storage.num_steps:
             return np.empty(0, np.float64)
         return self._ranks(storage.get(slice(None)), len(storage), "writer")
 
     def _ranks(self, records: Any, count: int, where: str) -> Floats:
-        """Return the ranks of `count` records: one collection ``[count, ...]``, a single record, or a list."""
+        """Return the ranks of `count` records: one collection ``[count, ...]``, a single record, or a list.
+
+        Raises `SchemaError`, `MissingKeyError` or `NonFiniteError` (see `check_storage`).
+        """
         check_collections(self, records, where)
         if isinstance(records, list):
             values = [self._value(record, where).reshape(1, -1) for record in records]
@@ -231,7 +240,7 @@ class TensorDictMaxValueWriter(Writer, Follower[Storage]):
         return value
 
     def _reduced(self, values: torch.Tensor, where: str) -> Floats:
-        """Return one number for each row of ``(n, k)`` values."""
+        """Return one number for each row of ``(n, k)`` values; raise if k is 0 or a result is NaN."""
         if not values.shape[-1]:
             raise SchemaError(f"{where}: the rank key {self.rank_key!r} holds no value to rank by")
         ranks = _REDUCTIONS[self.reduction](values.detach().to("cpu", torch.float64))
@@ -243,17 +252,18 @@ class TensorDictMaxValueWriter(Writer, Follower[Storage]):
             )
         return ranks.numpy()
 
-    # Writing
-
     def check_write(self, data: Any, where: str) -> None:
-        """Raise unless `data` are TensorDicts and each has a rank."""
+        """Raise unless `data` are TensorDicts or tensorclasses and each has a rank (errors: see `check_storage`)."""
         check_collections(self, data, where)
         count = len(data) if isinstance(data, list) or data.batch_dims else 1
         if count:
             self._ranks(data, count, where)
 
     def place(self, prepared: Prepared) -> Selection:
-        """Return which of the records are among the best, and their slots."""
+        """Return which of the records are among the best, and their slots.
+
+        The ranking takes the records over once they are stored: the call keeps their ranks until then.
+        """
         storage, ranking = self.storage, self._current()
         ranks = self._offered(storage, prepared)
         capacity, stored, count = storage.max_size, len(storage), len(ranks)
@@ -288,16 +298,17 @@ class TensorDictMaxValueWriter(Writer, Follower[Storage]):
             return self._reduced(leaf.reshape(prepared.num_steps, -1), "writer")
         return self._ranks(rows, prepared.num_steps, "writer")
 
-    # State
-
     def snapshot(self) -> Ages:
-        """Return the order in which the stored records arrived; their ranks are read from the storage."""
+        """Return the order in which the stored records arrived; the state holds no ranks."""
         ranking = self._current()
         order = np.argsort(np.argsort(ranking.ages[: ranking.size]))
         return Ages(torch.from_numpy(order))
 
     def parse(self, state: Any, stored: Storage | StorageState | None = None) -> Ages:
-        """Return a saved order of arrival; raise `SchemaError` unless it fits the records and all have ranks."""
+        """Return a saved order of arrival; raise `SchemaError` unless it fits the number of records.
+
+        If `stored` is a `StorageState`, each of its records must have a rank.
+        """
         stored = self.storage if stored is None else stored
         count = stored.num_steps
         if count and isinstance(stored, StorageState):
@@ -316,7 +327,7 @@ class TensorDictMaxValueWriter(Writer, Follower[Storage]):
         return Ages(ages)
 
     def adopt(self, value: Ages) -> None:
-        """Continue with the stored records in the saved order of arrival."""
+        """Use the saved order of arrival; the next `sync` reads all ranks again."""
         self._ages = value.ages
         self.unfollow()
 

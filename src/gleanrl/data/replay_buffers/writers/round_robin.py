@@ -46,13 +46,13 @@ class RoundRobinWriter(Writer):
 
     @property
     def cursor(self) -> int:
-        """The time step that the next write starts at."""
+        """The time step that the next write starts at; `UnsupportedError` without a storage."""
         return self.storage.end
 
     _cursor = _OtherName()  # a private name of other releases that programs use
 
     def place(self, prepared: Prepared) -> Placement:
-        """Return the next steps of the ring."""
+        """Return the next steps of the ring; of more steps than fit, only the newest are placed."""
         storage, num_steps = self.storage, prepared.num_steps
         capacity, stored, end = storage.capacity_steps, storage.num_steps, storage.end
         start, skipped, count = end, 0, num_steps
@@ -68,11 +68,14 @@ class RoundRobinWriter(Writer):
         return Cursor(self.cursor)
 
     def parse(self, state: Any, stored: Storage | StorageState | None = None) -> Cursor:
-        """Return a saved cursor that leaves no gap after the stored steps; raise `SchemaError` for any other state."""
+        """Return the saved cursor; raise `SchemaError` if it leaves a gap after the stored steps.
+
+        If a load moved the records to another ring size, return the storage's end instead.
+        """
         stored = self.storage if stored is None else stored
         capacity, num_steps = stored.capacity_steps, stored.num_steps
         reader = StateReader(state, f"a {type(self).__name__}")
-        # A ring of another size: its records were moved, so its cursor says nothing here.
+        # The saved cursor counts steps of the old ring, whose records have other slots now.
         if isinstance(stored, StorageState) and stored.moved is not None:
             reader.integer("cursor")
             return Cursor(stored.end)
@@ -85,7 +88,7 @@ class RoundRobinWriter(Writer):
         return Cursor(cursor)
 
     def adopt(self, value: Cursor) -> None:
-        """Continue at a cursor."""
+        """Set the storage's end to a cursor. If that moves the end, all stored records count as changed."""
         self.storage.end = value.cursor
 
     def check_valid(self) -> None:
