@@ -1,6 +1,7 @@
 """A buffer in a Ray actor: the host that executes clients' calls, and the messages between both.
 
-Batches that the host has sent to clients count as drawn ahead until the client hands them out to its user.
+Batches that the host has sent to clients count as drawn ahead until the client hands them out to its user. `Shipping`
+describes the exception for several clients.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class BufferReply(NamedTuple):
     """The reply to a call."""
 
     value: Any
-    """The pickled result, or a `Token`."""
+    """The pickled result, a `Token`, a `Dumping`, the number that `BufferHost.prepare` gave, or None."""
     depth: int
     """See `Opened`; replacing the sampler may change it."""
     void: bool
@@ -82,7 +83,7 @@ class BufferReply(NamedTuple):
     stale: tuple[int, ...]
     """Numbers of batches sent ahead to this client whose records were overwritten. They must be drawn again."""
     warnings: tuple[Warning, ...]
-    """The warnings that the call raised."""
+    """The warnings of the call; always empty for `new_epoch`, `prepare` and `adopt`."""
 
 
 class Dumping(NamedTuple):
@@ -109,8 +110,9 @@ class Shipping(Prefetcher):
     """The batches that a buffer in an actor has drawn ahead and sent to clients, in the order of their draws.
 
     A batch counts as drawn ahead until its client reports that it was handed out. A saved state therefore contains it,
-    and `Draws.take_back` cancels it. Draws can be cancelled only from the end of the sequence. So batches drawn before
-    another client's batch count as handed out.
+    and `Draws.take_back` cancels it. Draws can be cancelled only from the end of the sequence. So when a client's call
+    saves or cancels (`keep_only`), batches of other clients and all batches before them count as handed out from then
+    on.
 
     Not thread-safe: an actor executes one call at a time.
 
@@ -127,7 +129,10 @@ class Shipping(Prefetcher):
         self._again = False  # whether the next batch is a repeated one, which gets no new number
 
     def take(self) -> tuple[PendingSample, Coming]:
-        """Return the oldest draw and its records, and register it as sent to the client."""
+        """Return the oldest draw and its deferred fetch, and register the draw as sent to `client`.
+
+        A batch that `again` repeats isn't registered, so it counts as handed out.
+        """
         ticket, coming = super().take()
         if self._again:
             return ticket, coming
@@ -162,18 +167,21 @@ class Shipping(Prefetcher):
         return any(sent.ticket.is_gone for sent in self._sent if sent.client == client)
 
     def overtaken(self, client: bytes) -> tuple[int, ...]:
-        """Return the numbers of batches sent to a client whose records were overwritten."""
+        """Return the numbers of batches sent to a client whose records were overwritten.
+
+        Batches of an earlier content aren't among them (see `gone`).
+        """
         return tuple(sent.number for sent in self._sent if sent.client == client and _is_stale(sent.ticket))
 
     @contextmanager
     def again(self, number: int) -> Iterator[PendingSample | None]:
-        """Make the buffer serve a batch again that was sent before.
+        """Make the buffer serve a batch again that was sent before, within the block.
 
         A local buffer checks and repairs a batch when its user takes it. Here the client requests that check for a
-        stale batch.
+        stale batch. After the block the batch counts as handed out, even if serving it failed.
 
         Yields:
-            The draw of that batch; None if it was cancelled.
+            The draw of that batch; None if it was cancelled, or already counts as handed out.
         """
         found = next((sent for sent in self._sent if sent.number == number), None)
         if found is None:
@@ -219,7 +227,7 @@ class Shipping(Prefetcher):
         raise NotImplementedError
 
     def _start(self, ticket: PendingSample) -> None:
-        """Defer the fetch to the call of `take`, which follows at once: the client's request is already waiting."""
+        """Start no fetch: the caller of `take` makes it at once, because the client's request is already waiting."""
 
 
 def _is_stale(ticket: PendingSample) -> bool:
@@ -235,8 +243,8 @@ _WRITES = frozenset(("add", "extend"))
 class BufferHost:
     """Runs in the actor: holds the buffer, and tracks the batches on their way to clients.
 
-    An actor executes one call at a time, and each client's calls in their order. So a client gets the same batches as
-    from a local buffer with the same `prefetch`.
+    An actor executes one call at a time, and each client's calls in their order. So an only client gets the same
+    batches as from a local buffer with the same `prefetch`.
     """
 
     def __init__(self) -> None:
@@ -253,11 +261,11 @@ class BufferHost:
     def open(self, making: Arrived, seed: int) -> Opened:
         """Create the buffer from ``(class, arguments, keyword arguments)``.
 
-        `seed` seeds torch's global generator first, so unseeded generators of the buffer derive from it. A buffer that
-        prefetches gets a `Shipping` in place of its prefetcher.
+        `seed` seeds torch's global generator of this process first, so unseeded generators of the buffer derive from
+        it. A `ReplayBuffer` that prefetches gets a `Shipping` in place of its prefetcher.
 
         Raises:
-            UnsupportedError: the buffer has a rate limiter. A waiting call would block the actor.
+            UnsupportedError: a `ReplayBuffer` has a rate limiter. A waiting call would block the actor.
         """
         torch.manual_seed(seed)
         kind, args, options = making.open()
@@ -275,12 +283,11 @@ class BufferHost:
                 draws.prefetcher = self._shipping = Shipping()
         return Opened(self._ahead(), buffer.batch_size)
 
-    # Calls by clients
-
     def ahead(self, client: bytes, era: int, due: tuple[int, ...]) -> PickledBatch:
         """Return the next batches for a client, each with its number, one for each element of `due`.
 
-        An element is None if no batch is available: the client has discarded its requests, or an epoch has ended.
+        An element is None if no batch is available: the client has discarded its requests, an epoch has ended, or the
+        buffer no longer draws ahead. An error of one batch is raised in place of all of them.
 
         Args:
             client: the client's name.
@@ -304,7 +311,10 @@ class BufferHost:
         return shipping.number, served
 
     def again(self, caller: Caller, number: int) -> BufferReply:
-        """Return the batch of that number, drawn again, for immediate use; None if it was cancelled."""
+        """Return the batch of that number, with overwritten rows drawn again, for immediate use.
+
+        The batch then counts as handed out. The value is None if it was cancelled or already counts as handed out.
+        """
         shipping, buffer, served = self._shipping, self._buffer, None
         assert shipping is not None and isinstance(buffer, ReplayBuffer)
         self._listen(caller)
@@ -317,7 +327,7 @@ class BufferHost:
         return self._reply(caller, None if served is None else PickledBatch(served), said)
 
     def serve(self, caller: Caller, size: int | None, keys: Any, wants_info: bool) -> BufferReply:
-        """Return a batch that is drawn now, as `Served`."""
+        """Return a batch that is drawn now, as `Served`; batches still drawn ahead are cancelled (see `Draws.now`)."""
         self._listen(caller)
         with warnings.catch_warnings(record=True) as said:
             server = self._buffer.server
@@ -325,7 +335,7 @@ class BufferHost:
         return self._reply(caller, PickledBatch(served), said)
 
     def new_epoch(self, caller: Caller) -> BufferReply:
-        """Begin a new epoch with the next batch."""
+        """Begin a new epoch with the next batch; batches still drawn ahead are cancelled."""
         self._listen(caller)
         self._buffer.server.new_epoch()
         return self._reply(caller, None, ())
@@ -335,7 +345,8 @@ class BufferHost:
     ) -> BufferReply:
         """Call a method of the buffer, or of one of its parts. `data`, if given, is its first argument.
 
-        If `extend` only copies its argument, the records are views of the message instead of copies.
+        If the buffer only copies records (`copies_at_once`), the arguments of `add` and `extend` are read-only views of
+        the message instead of copies. An error of the method is raised, without a reply.
         """
         name = path[-1] if len(path) == 1 else ""
         self._listen(caller)
@@ -356,14 +367,22 @@ class BufferHost:
         return self._reply(caller, value, said)
 
     def prepare(self, caller: Caller, state: Arrived) -> BufferReply:
-        """Check a state to load and return a number for `adopt`. A later call replaces an earlier state."""
+        """Check a state to load and return a number for `adopt`. A later call replaces an earlier state.
+
+        Raises:
+            SchemaError: the state doesn't fit. An earlier state can still be adopted.
+        """
         self._listen(caller)
         self._prepared = self._buffer.loading(state.open())
         self._num_prepared += 1
         return self._reply(caller, self._num_prepared, ())
 
     def adopt(self, caller: Caller, number: int) -> BufferReply:
-        """Load the state of that number. A second call, after an interrupt of the first, does nothing."""
+        """Load the state of that number. A second call, after an interrupt of the first, does nothing.
+
+        Raises:
+            UnsupportedError: `prepare` has replaced that state by another one.
+        """
         if number != self._num_prepared:
             raise UnsupportedError(
                 "loading: another state was checked since and replaced this one; load this one again"
@@ -373,7 +392,7 @@ class BufferHost:
         return self._reply(caller, None, ())
 
     def get(self, path: tuple[str, ...]) -> Any:
-        """Return an attribute of the buffer, or of one of its parts."""
+        """Return an attribute of the buffer, or of one of its parts; a `Token` for a callable or a part."""
         value = self._at(path)
         return Token.METHOD if callable(value) else self._sendable(value)
 
@@ -408,15 +427,16 @@ class BufferHost:
         void, stale = (False, ()) if shipping is None else (shipping.gone(client), shipping.overtaken(client))
         return BufferReply(value, self._ahead(), void, stale, tuple(warning.message for warning in said))
 
-    # Batches on their way to clients
-
     def _ahead(self) -> int:
-        """Return the number of batches to keep on their way to a client."""
+        """Return the number of batches to keep on their way to a client; 0 if the buffer doesn't draw ahead."""
         buffer = self._buffer
         return self._depth if isinstance(buffer, ReplayBuffer) and buffer.server.draws_ahead else 0
 
     def _listen(self, caller: Caller) -> None:
-        """Cancel the batches that a client has discarded; batches of other clients still reach them."""
+        """Cancel the batches that a client has discarded; batches of other clients still reach them.
+
+        Discarded batches before another client's batch can't be cancelled and count as handed out.
+        """
         if caller.era > self._eras.setdefault(caller.client, 0):
             self._eras[caller.client] = caller.era
             if self._shipping is not None and isinstance(self._buffer, ReplayBuffer):

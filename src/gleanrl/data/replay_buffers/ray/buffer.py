@@ -37,9 +37,10 @@ _UNSUPPORTED_CONFIG = {
 class RayReplayBuffer:
     """A replay buffer in a Ray actor, for collectors and learners in any process of the cluster.
 
-    It takes the arguments of a local buffer and has all of its methods and attributes; each access is a call to the
-    actor. A pickled copy refers to the same actor. Pass copies to Ray's tasks and actors, or as `replay_buffer=` to
-    collectors there. These collectors then write into the buffer directly, and not through the learner's process.
+    It takes the arguments of a local buffer and has all of its public methods and attributes; each access is a call to
+    the actor. ``isinstance(buffer, ReplayBuffer)`` is True. A pickled copy refers to the same actor. Pass copies to
+    Ray's tasks and actors, or as `replay_buffer=` to collectors there. These collectors then write into the buffer
+    directly, and not through the learner's process.
 
     Results are copies in fresh memory. Errors are the errors that the buffer raised. `storage`, `sampler`, `writer` and
     `transforms` stay in the actor. Their attributes and methods are available here (``buffer.sampler.beta = 0.7``), and
@@ -51,13 +52,16 @@ class RayReplayBuffer:
     the batches that are already on their way. Every batch is complete, and its generations tell which records it
     contains. Each process prefetches for itself.
 
+    The constructor takes a seed for the actor's global generator from torch's global generator of this process.
+
     The actor lives until `shutdown`, or until no process refers to it. If the actor dies, its records are lost and
     every call raises `WorkerCrashedError`. Continue from a checkpoint then (`dumps`, `loads`).
 
     Args:
         *args: positional arguments of the buffer.
         replay_buffer_cls: the buffer's class.
-        ray_init_config: arguments of `ray.init`, if Ray isn't running in this process.
+        ray_init_config: arguments of `ray.init`, if Ray isn't running in this process; otherwise ignored, with a
+            warning if they differ from the arguments that gleanrl started it with.
         remote_config: the actor's resources and other Ray options: ``num_cpus`` (default 0), ``memory`` in bytes,
             ``resources``, ``scheduling_strategy``, ``name``, ….
         **options: keyword arguments of the buffer's class, which are sent to the actor. Parts may be callables.
@@ -65,6 +69,11 @@ class RayReplayBuffer:
 
     Raises:
         MissingLibraryError: Ray isn't installed.
+        InvalidTypeError: `replay_buffer_cls` isn't a class of local buffers.
+        InvalidArgumentError: an option of `remote_config` that buffers can't have.
+        UnsupportedError: `pin_memory`, or a `ReplayBuffer` with a rate limiter.
+
+    Errors of the buffer's constructor are raised here, too.
 
     Examples:
         >>> from gleanrl.data import LazyTensorStorage
@@ -114,8 +123,6 @@ class RayReplayBuffer:
         self._server = _Server(client)
         self._iteration: Iterator[Any] | None = None
 
-    # Batches
-
     def sample(
         self,
         batch_size: int | None = None,
@@ -133,15 +140,16 @@ class RayReplayBuffer:
         return self._server.epoch()
 
     def next(self) -> Any:
-        """Return the next batch of an internal iteration; None once at the end of an epoch."""
+        """Return the next batch of an internal iteration; None once at the end of an epoch.
+
+        The call after that None begins a new epoch.
+        """
         if self._iteration is None:
             self._iteration = iter(self)
         batch = next(self._iteration, None)
         if batch is None:
             self._iteration = None
         return batch
-
-    # Other methods, which call the actor
 
     def extend(self, data: Any, *, update_priority: bool | None = None) -> torch.Tensor:
         """Store many records; see the buffer's class.
@@ -158,12 +166,18 @@ class RayReplayBuffer:
         return index
 
     def dumps(self, path: os.PathLike[str] | str, keep: int = 1, wait: bool = True) -> RemoteDump | None:
-        """Write a checkpoint, in a folder of the actor's machine; see the buffer's class."""
+        """Write a checkpoint, in a folder of the actor's machine; see the buffer's class.
+
+        A relative path is made absolute with this process's working directory.
+
+        Returns:
+            None; with ``wait=False`` a handle of the running dump.
+        """
         dumping = self._client.call(("dumps",), str(Folder(path).path), keep, wait)
         return None if dumping is None else RemoteDump(self._client, dumping)
 
     def loads(self, path: os.PathLike[str] | str, verify: bool = True) -> None:
-        """Load a checkpoint from a folder of the actor's machine; see the buffer's class."""
+        """Load a checkpoint from a folder of the actor's machine; see `dumps` and the buffer's class."""
         self._client.call(("loads",), str(Folder(path).path), verify)
 
     dump, save, load = dumps, dumps, loads
@@ -171,12 +185,20 @@ class RayReplayBuffer:
     elsewhere = True
 
     def checkpointed_state(self) -> dict[str, Any]:
-        """Return the state for a `Checkpoint`. All of it, including the records, comes into this process's memory."""
+        """Return the state for a `Checkpoint`. The whole state, with the records, is copied into this process."""
         state: dict[str, Any] = self._client.call(("checkpointed_state",))
         return state
 
     def loading(self, state: dict[str, Any]) -> Callable[[], None]:
-        """Make the actor check a state from `checkpointed_state`; return the callback that loads it."""
+        """Make the actor check a state from `checkpointed_state`; return the callback that loads it.
+
+        The actor keeps one checked state. If another one is checked before the callback runs, the callback raises
+        `UnsupportedError`.
+
+        Raises:
+            CheckpointError: the state isn't one of such a buffer; nothing changed.
+            SchemaError: the state doesn't fit; nothing changed.
+        """
         return self._client.loading(in_memory(state))
 
     def load_checkpointed_state(self, state: dict[str, Any]) -> None:
@@ -196,7 +218,10 @@ class RayReplayBuffer:
         self._client.call(("__setitem__",), index, value)
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the buffer: a method that calls the actor, or a value."""
+        """Return an attribute of the buffer: a method that calls the actor, a `RemotePart`, or a copied value.
+
+        Private names raise `AttributeError`.
+        """
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if name in _PARTS:
@@ -206,7 +231,7 @@ class RayReplayBuffer:
         return self._client.get((name,))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute of the buffer."""
+        """Set an attribute of the buffer in the actor; a private one is set on this object only."""
         if name.startswith("_"):
             object.__setattr__(self, name, value)
         else:
@@ -218,16 +243,18 @@ class RayReplayBuffer:
             return None
         return self if value is Token.BUFFER else value
 
-    # Ends
-
     def shutdown(self) -> None:
-        """End the actor if this object created it, and Ray if it was started for it. A second call does nothing."""
+        """End the actor if this object created it; a copy only disconnects. A second call does nothing.
+
+        Ray is shut down if gleanrl started it and this was its last user in the process. Messages on their way are
+        awaited for 10 seconds at most. Further use of this object raises `ClosedError`.
+        """
         self._client.end(kill=self._owns)
 
     close = shutdown
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """Pickle as a reference to the same actor."""
+        """Pickle as a reference to the same actor; `ClosedError` after `shutdown`."""
         return _joined, (type(self), self._kind, self._client.actor, self._client.opened)
 
     def __repr__(self) -> str:
@@ -268,14 +295,14 @@ class RemotePart:
         object.__setattr__(self, "_path", path)
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute's value, or a method to call."""
+        """Return a copy of an attribute's value, or a method to call; private names raise `AttributeError`."""
         if name.startswith("_"):
             raise AttributeError(name)
         value = self._client.get((*self._path, name))
         return partial(self._client.call, (*self._path, name)) if value is Token.METHOD else value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute."""
+        """Set an attribute of the part in the actor."""
         self._client.set((*self._path, name), value)
 
     def __len__(self) -> int:
@@ -311,7 +338,11 @@ class RemoteDump:
         return self._client.dump(self._dumping, wait=False)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait at most `timeout` seconds for the checkpoint. Return whether it is on disk, or raise its error."""
+        """Wait at most `timeout` seconds for the checkpoint (None for no limit), or raise its error.
+
+        Returns:
+            True if it is on disk, False if the time is over.
+        """
         deadline = clock.Deadline(timeout)
         while not self._client.dump(self._dumping, wait=True):
             if deadline.passed():

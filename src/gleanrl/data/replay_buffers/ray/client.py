@@ -55,9 +55,11 @@ class Client:
         return self._actor
 
     def call(self, path: tuple[str, ...], *args: Any, **options: Any) -> Any:
-        """Call a method of the buffer, or of one of its parts, and return its result.
+        """Call a method of the buffer, or of one of its parts, and return its result or raise its error.
 
-        A first argument that is an object reference goes directly from Ray's object store to the actor.
+        The batches on their way are discarded first, unless the method leaves draws unchanged (`leaves_draws`).
+        Warnings of the method are issued here again. A first argument that is an object reference goes directly from
+        Ray's object store to the actor.
         """
         if not leaves_draws(path):
             self.throw_away()
@@ -66,7 +68,7 @@ class Client:
         return self._request("call", path, PickledBatch((args, options)))
 
     def get(self, path: tuple[str, ...]) -> Any:
-        """Return an attribute of the buffer, or of one of its parts."""
+        """Return an attribute of the buffer, or of one of its parts; a `Token` for a callable or a part."""
         self._send_all()
         return _value(self.result(self.actor.get.remote(path)))
 
@@ -76,17 +78,25 @@ class Client:
         self.result(self.actor.set.remote(path, PickledBatch(value)))
 
     def dump(self, dumping: Dumping, wait: bool) -> bool:
-        """Return the state of a checkpoint in the background; see `BufferHost.dump`."""
+        """Return whether a checkpoint in the background has ended or succeeded; see `BufferHost.dump`."""
         found: bool = self.result(self.actor.dump.remote(dumping, wait))
         return found
 
     def loading(self, state: Any) -> Callable[[], None]:
-        """Make the actor check a buffer's state; return the callback that loads it."""
+        """Make the actor check a buffer's state; return the callback that loads it.
+
+        The batches on their way are discarded. The actor keeps one checked state only. After another call of `loading`,
+        by any client, the earlier callback raises `UnsupportedError`.
+        """
         self.throw_away()
         return partial(self._request, "adopt", self._request("prepare", PickledBatch(state)))
 
     def serve(self, size: int | None, keys: Any, wants_info: bool) -> Served:
-        """Return a batch: the next one sent ahead, if that has this size and all columns."""
+        """Return a batch: the next one sent ahead, if that has this size and all columns.
+
+        Otherwise the batches on their way are discarded, and the actor draws a batch now. A `size` of None is the
+        buffer's batch size.
+        """
         if self.opened.depth and keys is None and size in (None, self.opened.batch_size):
             return self._next()
         self.throw_away()
@@ -94,12 +104,16 @@ class Client:
         return served
 
     def new_epoch(self) -> None:
-        """Begin a new epoch with the next batch."""
+        """Begin a new epoch with the next batch, and discard the batches on their way."""
         self.throw_away()
         self._request("new_epoch")
 
     def end(self, kill: bool) -> None:
-        """Discard all requests, end the actor if `kill` is True, and disconnect from Ray."""
+        """Discard all requests, end the actor if `kill` is True, and disconnect from Ray.
+
+        The call waits up to `_END_S` seconds for messages on their way. Later calls of other methods raise
+        `ClosedError`; another call of this one has no effect.
+        """
         if not self.runtime.ended:
             coming = self._line.coming
             self.throw_away()
@@ -153,10 +167,12 @@ class Client:
             warnings.warn(warning, stacklevel=5)
         return _value(reply.value)
 
-    # Batches ahead
-
     def throw_away(self) -> None:
-        """Discard all batches on their way. The actor cancels their draws when the next call arrives."""
+        """Discard all batches on their way.
+
+        The actor cancels their draws at this client's next request for batches or call. `get`, `set` and `dump` don't
+        count as calls.
+        """
         with self._lock:
             self._line = _Line(self._line.era + 1)
 
@@ -181,7 +197,7 @@ class Client:
                     number, served = found
                     if number in line.stale:
                         served = self._request("again", number)
-                        if served is None:  # another client's call cancelled it
+                        if served is None:  # another client's call removed it
                             self.throw_away()
                             continue
                     self._last_consumed = number
