@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 
 from gleanrl.envs import AsyncEnvPool, ParallelEnv
 from gleanrl.envs.vector.async_process import PoolMessage, PoolService, affinity_masks, parcelled
-from gleanrl.errors import InvalidArgumentError, LengthError, WorkerCrashedError, WorkerError
+from gleanrl.errors import (
+    InvalidArgumentError,
+    InvalidTypeError,
+    LengthError,
+    WorkerCrashedError,
+    WorkerError,
+)
 from tests.envs.vector.awkward import awkward, kill, leave
 from tests.envs.vector.makers import equal, oracle
 from tests.fakes import FakeFailure
@@ -159,9 +167,20 @@ def test_affinity_masks_are_checked():
     assert affinity_masks(lambda worker: range(worker + 1), 2) == [[0], [0, 1]]
     with pytest.raises(LengthError, match="expected 3 entries"):
         affinity_masks([[0]], 3)
-    for bad in ([], [-1], ["0"], [0.5]):
-        with pytest.raises(InvalidArgumentError, match="numbers of processors"):
-            affinity_masks([bad], 1)
+    for bad in ([], [-1], ["0"], [0.5], [True], 1, None):
+        with pytest.raises(
+            InvalidArgumentError, match=re.escape(f"process 1, for example [1], got {bad!r};")
+        ):
+            affinity_masks([[0], bad], 2)
+    with pytest.raises(InvalidArgumentError, match=r"one list for each process, as in \[\[0\], \[1\]\]"):
+        affinity_masks([1, 2], 2)
+    with pytest.raises(InvalidTypeError, match="function of the process number that returns one, got 1"):
+        affinity_masks(1, 2)
+
+
+def test_affinity_masks_may_be_arrays_and_iterators():
+    assert affinity_masks(np.array([[0, 1], [2, 3]]), 2) == [[0, 1], [2, 3]]
+    assert affinity_masks(iter([iter([0]), {1}]), 2) == [[0], [1]]
 
 
 def test_pool_messages_arrive_unchanged():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -16,13 +16,14 @@ from gleanrl._process.worker import Timeouts, WorkerPlan
 from gleanrl._process.worker_main import WorkerContext
 from gleanrl._process.worker_pool import WorkerPool
 from gleanrl._rollout.errors import StepFault
+from gleanrl._util import non_negative
 from gleanrl.envs.vector.async_requests import PoolMember, ReceivedAnswer
 from gleanrl.envs.vector.factories import Factory, with_own_copies
 from gleanrl.envs.vector.independence import require_independent
 from gleanrl.envs.vector.members import close_all
 from gleanrl.envs.vector.parallel import PRELOAD
 from gleanrl.envs.vector.worker import MASKED, pack, unpack
-from gleanrl.errors import InvalidArgumentError, LengthError, WorkerError
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, LengthError, WorkerError
 
 
 @dataclass(frozen=True)
@@ -238,14 +239,33 @@ def affinity_masks(affinity: Any, num_workers: int) -> list[list[int]]:
 
     Raises:
         LengthError: if the number of sequences isn't `num_workers`.
-        InvalidArgumentError: if a sequence is empty or holds anything but processor numbers.
+        InvalidTypeError: if `affinity` is neither a sequence nor a function.
+        InvalidArgumentError: if an entry isn't a sequence, is empty, or holds anything but processor numbers.
     """
-    masks = [affinity(w) for w in range(num_workers)] if callable(affinity) else list(affinity)
+    masks = [affinity(w) for w in range(num_workers)] if callable(affinity) else affinity
+    if not isinstance(masks, Iterable):
+        raise InvalidTypeError(
+            "worker_affinity: expected a list of processor numbers for each process, for example [[0], [1]], or a "
+            f"function of the process number that returns one, got {masks!r}"
+        )
+    masks = list(masks)
     if len(masks) != num_workers:
         raise LengthError(
             f"worker_affinity: expected {num_workers} entries, one for each process, got {len(masks)}"
         )
-    for mask in masks:
-        if not mask or not all(isinstance(cpu, int) and cpu >= 0 for cpu in mask):
-            raise InvalidArgumentError(f"worker_affinity: expected numbers of processors, got {mask!r}")
-    return [list(mask) for mask in masks]
+    return [_processors(worker, mask) for worker, mask in enumerate(masks)]
+
+
+def _processors(worker: int, mask: Any) -> list[int]:
+    """Return the processors of one worker as a list.
+
+    Raises:
+        InvalidArgumentError: if `mask` isn't a sequence, is empty, or holds anything but processor numbers.
+    """
+    with suppress(TypeError, InvalidArgumentError):
+        if found := [non_negative("worker_affinity", cpu) for cpu in mask]:
+            return found
+    raise InvalidArgumentError(
+        f"worker_affinity: expected a list of processor numbers for process {worker}, for example [{worker}], got "
+        f"{mask!r}; pass one list for each process, as in [[0], [1]]"
+    )
