@@ -187,6 +187,27 @@ def test_contains_reports_stored_slots():
     assert grid.contains((torch.tensor([1, 3]), torch.tensor([1, 1]))).tolist() == [True, False]
 
 
+def test_contains_reads_an_index_like_getitem():
+    grid, line = LazyTensorStorage(10, ndim=2), LazyTensorStorage(10)
+    grid.set(range(3), torch.zeros(3, 2))
+    line.set(range(3), torch.zeros(3))
+    first = torch.tensor(1)
+    for one in [(first, first), (1, 1), (-1, first), (2,)]:
+        assert grid.contains(one) is True and one in grid and grid[one].numel() in (1, 2)
+    for one in [(first, torch.tensor(2)), (1, 2), (3, 0), (3,)]:
+        assert grid.contains(one) is False and one not in grid
+    assert grid.contains((1, [0, 1, 2])).tolist() == [True, True, False]
+    # A tensor (2,) holds time steps. So does one whose last dimension isn't ndim.
+    assert grid.contains(torch.tensor([2, 2])).tolist() == [True, True] and grid[
+        torch.tensor([2, 2])
+    ].shape == (2, 2)
+    steps = torch.tensor([[0, 1, 2], [2, 3, 4]])
+    assert grid.contains(steps).tolist() == [[True, True, True], [True, False, False]]
+    assert (
+        line.contains((first,)) is True and line.contains((steps,)).tolist() == grid.contains(steps).tolist()
+    )
+
+
 def test_directories_may_be_anything_that_names_a_path(tmp_path):
     class Named:
         def __fspath__(self) -> str:

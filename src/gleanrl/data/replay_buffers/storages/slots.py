@@ -58,15 +58,18 @@ class Access(Part, ABC):
 
         Args:
             index: an int, or integers in a tensor, list or range; negative ones count from the end. With ``ndim > 1``
-                also coordinates, in a tensor ``(..., ndim)`` or in a tuple of `ndim` tensors.
+                also coordinates, in a tensor ``(..., ndim)`` with two or more dimensions, or in a tuple of `ndim`
+                integers or tensors. A tensor ``(ndim,)`` holds time steps, as in ``storage[index]``.
         """
         shape = self.shape
-        parts = torch.as_tensor(torch.stack(index, -1) if isinstance(index, tuple) else index, device="cpu")
-        if len(shape) == 1 or parts.ndim < 2:
-            found = (parts >= -shape[0]) & (parts < shape[0])
+        is_tuple = isinstance(index, tuple)
+        parts = [torch.as_tensor(part, device="cpu") for part in (index if is_tuple else (index,))]
+        positions = torch.stack(torch.broadcast_tensors(*parts), -1) if is_tuple else parts[0]
+        if is_tuple or (len(shape) > 1 < positions.ndim and positions.shape[-1] == len(shape)):
+            sizes = torch.tensor(shape[: positions.shape[-1]], device="cpu")
+            found = ((positions >= -sizes) & (positions < sizes)).all(-1)
         else:
-            sizes = torch.tensor(shape, device="cpu")
-            found = ((parts >= -sizes) & (parts < sizes)).all(-1)
+            found = (positions >= -shape[0]) & (positions < shape[0])
         return found if found.ndim else bool(found)
 
     def __contains__(self, index: Any) -> bool:
