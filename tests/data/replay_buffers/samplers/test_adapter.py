@@ -67,7 +67,7 @@ def test_foreign_sampler_hears_of_writes_in_order():
     assert sampler.told == ["empty"]
 
 
-def test_foreign_sampler_isnt_told_of_amended_records():
+def test_foreign_sampler_receives_no_amended_records():
     sampler = Told()
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(5), sampler=sampler, batch_size=4)
     buffer.extend(ted(4))
