@@ -17,6 +17,7 @@ import torch.multiprocessing
 from gleanrl.data.replay_buffers import (
     LazyMemmapStorage,
     LazyTensorStorage,
+    MinSize,
     PrioritizedReplayBuffer,
     PrioritizedSampler,
     RandomSampler,
@@ -277,3 +278,33 @@ def test_unshareable_buffer_names_a_remedy_for_a_spawned_process():
         UnsupportedError, match=r"spawned .*: pass its state_dict\(\) instead, or create the buffer there"
     ):
         started("spawn", print, buffer)
+
+
+def test_refused_sharing_is_refused_again_at_the_next_use():
+    buffer = ReplayBuffer(
+        storage=LazyTensorStorage(10),
+        sampler=PrioritizedSampler(10, 1.0, 1.0),
+        shared=True,
+        delayed_init=True,
+    )
+    for _ in range(2):
+        with pytest.raises(UnsupportedError, match="PrioritizedSampler"):
+            buffer.extend(torch.arange(3))
+        assert not buffer.initialized
+
+
+@pytest.mark.parametrize(
+    ("sampler", "options"),
+    [(PrioritizedSampler(10, 1.0, 1.0), {}), (RandomSampler(), {"rate_limiter": MinSize(2)})],
+    ids=["sampler", "rate limiter"],
+)
+def test_refused_sharing_leaves_the_parts_usable_in_another_buffer(sampler, options):
+    storage = LazyTensorStorage(10)
+    reader = ReplayBuffer(storage=storage)
+    with pytest.raises(UnsupportedError) as refused:
+        ReplayBuffer(storage=storage, sampler=sampler, shared=True, **options)
+    # The traceback in `refused` keeps the failed buffer alive.
+    assert refused.value.__traceback__ is not None and sampler.owner is None
+    assert type(storage) is LazyTensorStorage and not reader.shared and reader.stats().rate_limiter is None
+    assert ReplayBuffer(storage=storage, sampler=sampler).extend(torch.arange(3)).tolist() == [0, 1, 2]
+    assert len(reader) == 3

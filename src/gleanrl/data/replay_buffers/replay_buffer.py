@@ -211,13 +211,9 @@ class Composed(Checkpointed):
             CapacityError: too little memory or disk space.
         """
         with self._gate.lock:
-            if shared and self._gate.limiter is not None:
-                raise UnsupportedError(
-                    "share: the buffer's rate limiter counts in one process only; make the buffer without it"
-                )
-            if shared and not self.shared:
-                self._gate.share(self._parts.share())
-            elif not shared and self.shared:
+            if shared:
+                _share(self._gate, self._parts)
+            elif self.shared:
                 raise UnsupportedError(
                     "share: a shared buffer stays shared, since other processes may use it; make a new buffer"
                 )
@@ -305,6 +301,23 @@ class Composed(Checkpointed):
             f"{type(self).__name__}(storage={self._storage!r}, sampler={self._sampler!r}, "
             f"writer={self._writer!r}, batch_size={self.batch_size})"
         )
+
+
+def _share(gate: BufferLock, parts: Parts, limited: bool = False) -> None:
+    """Let several processes use the parts (see `Composed.share`), or raise and change nothing.
+
+    Args:
+        gate: the lock of the buffer, or of all buffers over its storage.
+        parts: the parts of the buffer, which may not have joined it yet.
+        limited: whether the buffer is about to get a rate limiter.
+    """
+    with gate.lock:
+        if limited or gate.limiter is not None:
+            raise UnsupportedError(
+                "share: the buffer's rate limiter counts in one process only; make the buffer without it"
+            )
+        if gate.shared is None:
+            gate.share(parts.share())
 
 
 class ReplayBuffer(Composed):
@@ -446,13 +459,15 @@ class ReplayBuffer(Composed):
             inserter.put = self._put
         if seed is not None:
             made.sampler.set_seed(seed)
-        if rate_limiter is not None:
+        # Only one of the two, so that a refusal by one doesn't leave the effect of the other.
+        if shared or isinstance(made.storage, SharedTensorStorage):
+            _share(gate, made, limited=rate_limiter is not None)
+        elif rate_limiter is not None:
             limit(gate, rate_limiter, made.storage)
-        # Nothing fails from here on, so a failed construction leaves every part without an owner.
+        # Nothing fails from here on. A failed construction leaves every part without an owner, and the attributes
+        # unset, so that the next use of a delayed buffer tries again.
         self._gate, self._parts, self._draws, self._server, self._intake = gate, made, draws, server, inserter
         made.join(self, gate)
-        if shared or isinstance(made.storage, SharedTensorStorage):
-            self.share()
 
     def _make_inserter(self, gate: BufferLock, parts: Parts) -> Inserter:
         """Return the inserter, which stores records."""
