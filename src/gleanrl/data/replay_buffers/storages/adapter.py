@@ -55,7 +55,11 @@ class StorageAdapter(Adapter, Storage):
     __slots__ = ()
 
     def opened(self) -> None:
-        """Take over the records that the storage holds already."""
+        """Set up the native attributes, and take over the records that the storage holds already.
+
+        Raises:
+            InvalidTypeError: the constructor of the user's class didn't call the native one.
+        """
         part = self.part
         if self.foreign:
             Storage.__init__(self, part.max_size, ndim=part.ndim)
@@ -70,8 +74,6 @@ class StorageAdapter(Adapter, Storage):
                 self.fix_batch(torch.Size(part.shape[1:]))
             count_all_as_written(self, len(part) // self.rows_per_step)
 
-    # Writing
-
     set, __setitem__ = Storage.set, Storage.__setitem__
     state_dict = Storage.state_dict
 
@@ -80,7 +82,10 @@ class StorageAdapter(Adapter, Storage):
         return records if "set" in self.own else super().join(records, where)
 
     def prepare(self, data: Any, *, single: bool, dim_extend: int, where: str) -> Prepared:
-        """Return the data unchecked. The user's `set` checks them when they are written."""
+        """Return the data, of which only the batch dimensions are checked (`SchemaError`).
+
+        The user's `set` checks the rest when the data are written.
+        """
         if "set" not in self.own:
             return super().prepare(data, single=single, dim_extend=dim_extend, where=where)
         if dim_extend and not single:
@@ -150,14 +155,16 @@ class StorageAdapter(Adapter, Storage):
         end = (int(steps[-1]) + 1) % self.capacity_steps
         self.write_slots(Prepared(None, len(steps)), slots, num_steps=length, end=end)
 
-    # Reading
-
     def get(self, index: Any) -> Any:
-        """Return the records at an index."""
+        """Return the records at an index, by the user's `get` if there is one."""
         return self.part.get(index) if "get" in self.own else super().get(index)
 
     def fetch(self, slots: torch.Tensor, paths: tuple[Path, ...] | None = None) -> Any:
-        """Return the records in `slots`."""
+        """Return the records in `slots`, in the form that the user's `get` returns.
+
+        Raises:
+            UnsupportedError: `paths` are given, and the records aren't TensorDicts.
+        """
         if "get" not in self.own:
             return super().fetch(slots, paths)
         records = self.part.get(self._index(slots))
@@ -173,8 +180,6 @@ class StorageAdapter(Adapter, Storage):
             return slots
         shape = (self.capacity_steps, *self.batch_shape)
         return torch.unravel_index(torch.as_tensor(slots, device="cpu"), shape)
-
-    # State
 
     def begin_snapshot(self) -> Ahead:
         """Begin a snapshot for a checkpoint. If the user's class overrides `state_dict`, its state is copied whole."""

@@ -39,10 +39,11 @@ class Allocator(Protocol):
     def __call__(
         self, paths: Sequence[KeyPath], fields: Sequence[Field], num_rows: int
     ) -> list[torch.Tensor]:
-        """Return one zeroed contiguous tensor ``[num_rows, *field]`` for each field.
+        """Return one contiguous tensor ``[num_rows, *field]`` for each field. Newly made ones are zero.
 
         Raises:
-            CapacityError: the columns don't fit. Nothing is left behind.
+            CapacityError: the columns don't fit. No memory or file is left behind.
+            UnsupportedError: a file of a column exists already.
         """
 
     def discard(self) -> None:
@@ -102,10 +103,10 @@ class HeapAllocator:
     def __call__(
         self, paths: Sequence[KeyPath], fields: Sequence[Field], num_rows: int
     ) -> list[torch.Tensor]:
-        """Return zeroed columns.
+        """Return zeroed columns. On the CPU they are parts of one region of memory.
 
         Raises:
-            CapacityError: the process may not use that much memory.
+            CapacityError: the process may not use that much memory. For other devices torch raises its own error.
         """
         if self.device.type != "cpu":
             return [torch.zeros(num_rows, *f.shape, dtype=f.dtype, device=self.device) for f in fields]
@@ -150,7 +151,10 @@ class FileAllocator:
         self._goal: Path | None = None  # the directory that `settle` moves the files to
 
     def another(self) -> FileAllocator:
-        """Return an allocator that makes files in a subdirectory, until `settle` moves them over the present files."""
+        """Return an allocator that makes files in a subdirectory, until `settle` moves them over the present files.
+
+        Without a directory, the result makes files without a name, and `settle` does nothing.
+        """
         if self.directory is None:
             return FileAllocator(None)
         other = FileAllocator(self.directory / f"loading-{uuid.uuid4().hex}")
@@ -158,7 +162,11 @@ class FileAllocator:
         return other
 
     def settle(self) -> None:
-        """Move the files of `another` over the files that they replace. Processes that have those mapped keep them."""
+        """Move the files of `another` over the files that they replace; without `another`, do nothing.
+
+        Processes that have the replaced files mapped keep them. If a move fails, this file and the later ones stay in
+        the subdirectory, and no error is raised.
+        """
         goal, staging = self._goal, self.directory
         if goal is None or staging is None:
             return
@@ -186,11 +194,12 @@ class FileAllocator:
     def __call__(
         self, paths: Sequence[KeyPath], fields: Sequence[Field], num_rows: int
     ) -> list[torch.Tensor]:
-        """Return zeroed columns. After an error no files are left behind.
+        """Return zeroed columns. After an error no new files are left, but the files to replace may be lost.
 
         Raises:
-            CapacityError: the disk is too full.
+            CapacityError: the disk is too full, or a file can't be made.
             UnsupportedError: a file of a column exists, and `replace` is False.
+            OSError: the directory can't be made.
         """
         if self.directory is not None:
             return self._map_all(self.directory, paths, fields, num_rows)
@@ -233,7 +242,7 @@ class FileAllocator:
                 self.discard()
 
     def discard(self) -> None:
-        """Remove the files."""
+        """Remove the files of the last call, and the subdirectory of `another`. Failures are ignored."""
         for file in self._made:
             with suppress(OSError):
                 fs.remove_file(file, missing_ok=True)
@@ -243,7 +252,11 @@ class FileAllocator:
 
 
 def zeroed(num_bytes: int, num_rows: int) -> np.ndarray[Any, Any]:
-    """Return zeroed bytes for `num_rows` rows (see `hugepages.zeroed`).
+    """Return `num_bytes` zeroed bytes (see `hugepages.zeroed`).
+
+    Args:
+        num_bytes: the bytes of all rows together.
+        num_rows: the number of rows, for the error message only.
 
     Raises:
         CapacityError: the system refuses the memory.
@@ -280,7 +293,7 @@ def _map_column(file: Path, field: Field, num_rows: int, made: list[Path]) -> to
 
 
 def as_column(memory: np.ndarray[Any, Any], field: Field, num_rows: int) -> torch.Tensor:
-    """Return `memory`, a one-dimensional uint8 array, as a tensor ``[num_rows, *field]``."""
+    """Return `memory`, a one-dimensional uint8 array, as a tensor ``[num_rows, *field]``, without a copy."""
     if not memory.size:
         return torch.empty(num_rows, *field.shape, dtype=field.dtype, device="cpu")
     return torch.from_numpy(memory).view(field.dtype).view(num_rows, *field.shape)

@@ -42,7 +42,7 @@ class Prepared(NamedTuple):
     rows: Any
     """The leaves or objects, in the storage's own form."""
     num_steps: int
-    """Number of time steps in the data."""
+    """Number of prepared time steps; 0 if all given ones are padding."""
     kept: torch.Tensor | None = None
     """For each given step, whether it is among the prepared ones, ``(given,)`` bool; None if all are."""
 
@@ -61,6 +61,8 @@ class Direct(Slots):
     def prepare(self, data: Any, *, single: bool, dim_extend: int, where: str) -> Prepared:
         """Check `data` and return it in the storage's form. The first call also fixes the schema and allocates memory.
 
+        The schema and the memory stay even if no write follows. Padding rows may be dropped (see `Prepared.kept`).
+
         Args:
             data: records ``[steps, *batch]``, or one time step ``[*batch]``.
             single: whether `data` is one time step without its time dimension.
@@ -70,6 +72,7 @@ class Direct(Slots):
         Raises:
             SchemaError: the data have another structure, shape or dtype. The message names the key, and nothing
                 changed.
+            InvalidTypeError: the data are of another type than the stored records, or of one that can't be stored.
             CapacityError: the first write found too little memory or disk space. Nothing changed.
         """
 
@@ -100,20 +103,24 @@ class Direct(Slots):
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         """Write records to time steps that the caller chooses, without a writer.
 
-        A run of steps that starts at `end` continues the ring. Other records that replace stored ones are corrections.
-        They move `end` only if the stored part grows.
+        One step, or a range of steps, that starts at `end` continues the ring. So does a write of all steps. Any other
+        write is a correction, also a batch at an int. It moves `end` only if the stored part grows.
+
+        After an error no record has changed, but a first call may have fixed the schema and allocated the memory.
 
         Args:
             cursor: an int for one record, or for records ``[steps, *batch]`` that are written to this step and the
-                following ones. A range, slice, list or tensor of steps names one step for each record, and may wrap
-                around the end of the ring. A tuple with one index for each batch dimension selects stored records. The
-                write must leave no gap after the stored steps.
+                following ones, not around the end of the ring. A range, slice, list or tensor of steps names one step
+                for each record, in any order. With ``ndim > 1``, a tuple with one index for each batch dimension
+                selects stored records. The write must leave no gap after the stored steps.
             data: the records.
             set_cursor: False leaves `end` unchanged, unless the stored part grows.
 
         Raises:
             IndexRangeError: the steps are outside of the storage, or leave a gap.
             SchemaError: the records differ from the stored ones in structure, or their number differs from the steps.
+                Padding rows don't count.
+            InvalidTypeError: `cursor` isn't an index.
         """
         with self.guard():
             if isinstance(cursor, tuple) and len(cursor) == self.ndim > 1:
@@ -165,7 +172,8 @@ class Direct(Slots):
             start: the first step.
             prepared: the rows.
             stop: the step after the highest step that is written.
-            moves: whether `end` moves behind the written steps, even if the stored part doesn't grow.
+            moves: whether `end` moves behind the written steps, even if the stored part doesn't grow. If it grows,
+                `end` moves in any case.
         """
         count, before = prepared.num_steps, self.num_steps
         num_new = max(stop - before, 0)
@@ -202,7 +210,10 @@ class Direct(Slots):
         return self.capacity_steps
 
     def _rand_given_ndim(self, batch_size: int) -> Any:
-        """Return a random index of `batch_size` stored transitions, drawn from torch's global generator."""
+        """Return an index of `batch_size` stored transitions, drawn with repetition from torch's global generator.
+
+        With ``ndim > 1`` it is a tuple of one ``(batch_size,)`` tensor for each dimension.
+        """
         drawn = tuple(torch.randint(size, (batch_size,), device="cpu") for size in self.shape)
         return drawn[0] if self.ndim == 1 else drawn
 
@@ -235,10 +246,10 @@ class Storage(Direct, Stateful[StorageState]):
     written or cleared. It is 0 for a slot that was never used. A slot never has the same generation again with another
     content.
 
-    A write has two steps. `prepare` checks the data; it changes nothing, but the first call allocates memory. `write`
-    counts the generations up, copies the rows, and then publishes the new length. Generations change before the bytes
-    do. A reader that compares generations after its fetch therefore notices every write that may have overlapped the
-    fetch.
+    A write has two steps. `prepare` checks the data; it changes no record, but the first call fixes the schema and
+    allocates memory. `write` counts the generations up, copies the rows, and then publishes the new length.
+    Generations change before the bytes do. A reader that compares generations after its fetch therefore notices every
+    write that may have overlapped the fetch.
 
     One buffer writes to a storage. Other buffers that share its lock may read it (see `Access.claim`). The storage
     alone knows which records are stored: its first `num_steps` time steps, of which the step before `end` is the
@@ -272,7 +283,7 @@ class Storage(Direct, Stateful[StorageState]):
 
     @property
     def checkpointer(self) -> StorageCheckpointerBase:
-        """The form of the records in checkpoints. It can be set."""
+        """The form of the records in checkpoints. It can be set; other types raise `InvalidTypeError`."""
         return self._checkpointer
 
     @checkpointer.setter
@@ -284,12 +295,18 @@ class Storage(Direct, Stateful[StorageState]):
         self._checkpointer = checkpointer
 
     def dumps(self, path: os.PathLike[str] | str) -> None:
-        """Write a checkpoint of this storage alone, with its records in the form of the `checkpointer`."""
+        """Write a checkpoint of this storage alone, with its records in the form of the `checkpointer`.
+
+        The buffer's lock is held until the checkpoint is on the disk. See `ReplayBuffer.dumps` for errors.
+        """
         with self.guard():
             self.checkpointer.dumps(self, path)
 
     def loads(self, path: os.PathLike[str] | str) -> None:
-        """Load the newest checkpoint of a storage in `path`, in any form; see `ReplayBuffer.loads`."""
+        """Replace the content by the newest checkpoint of a storage in `path`, of any form; see `ReplayBuffer.loads`.
+
+        The buffer's lock is held meanwhile.
+        """
         with self.guard():
             self.checkpointer.loads(self, path)
 
@@ -297,7 +314,7 @@ class Storage(Direct, Stateful[StorageState]):
     load = loads
 
     def register_save_hook(self, hook: Any) -> None:
-        """Write records into checkpoints by a save hook of other TorchRL releases; see `save_form`."""
+        """Replace the `checkpointer` by the form of a save hook of other TorchRL releases; see `save_form`."""
         self.checkpointer = save_form(hook)
 
     def register_load_hook(self, hook: Any) -> None:
@@ -317,14 +334,13 @@ class Storage(Direct, Stateful[StorageState]):
     def preserve_next(self, num_steps: int) -> None:
         """Let open snapshots copy the slots that the next `num_steps` steps of a ring writer will overwrite.
 
+        It does nothing if the slots aren't in the order of time (see `ordered`), and may wait for memory.
         Any thread may call it without the buffer's lock, so that only the writer waits for the copies. The slots are a
         guess. The write itself copies the rest, and waits for copies in progress.
         """
         if self.ordered:
             per_step = self.rows_per_step
             preserve(self.open_snapshots, [(self.end * per_step, num_steps * per_step)], self.max_size)
-
-    # Writing
 
     @abstractmethod
     def _copy_span(self, rows: Any, skipped: int, start: int, count: int) -> None:
@@ -342,7 +358,7 @@ class Storage(Direct, Stateful[StorageState]):
         """Copy prepared data to its placement and publish the new length and end.
 
         A write that has begun is completed. An interrupt is raised before the first byte moves, or after everything is
-        published.
+        published. Attached objects are called last, and not after an interrupt.
 
         Args:
             prepared: the rows.
@@ -434,7 +450,7 @@ class Storage(Direct, Stateful[StorageState]):
         self.num_steps, self._end, self._rows_written = length, end, written
 
     def write_selected(self, prepared: Prepared, selection: Selection) -> None:
-        """Copy the selected records to their slots and publish the new length."""
+        """Copy the selected records to their slots and publish the new length. `ordered` becomes False."""
         rows = self._pick(prepared.rows, selection.rows)
         self._put(
             rows, selection.slots, False, selection.length, selection.length % self.capacity_steps, False
@@ -451,10 +467,12 @@ class Storage(Direct, Stateful[StorageState]):
     ) -> None:
         """Copy prepared data to `slots`, ``(n,)`` int64, and publish length and end.
 
+        If a slot occurs twice, the last row is kept. Attached objects are called last, and not after an interrupt.
+
         Args:
             prepared: the rows.
             slots: the slots to write.
-            amended: whether the write changes only a column of stored records.
+            amended: whether the write changes only a column of stored records. Its rows don't count in `rows_written`.
             num_steps: the number of stored time steps after the write; None if it doesn't change.
             end: the new end; None if it doesn't change.
         """
@@ -488,9 +506,10 @@ class Storage(Direct, Stateful[StorageState]):
             announce(self, slots)
 
     def clear(self) -> None:
-        """Remove every record, and keep memory and schema.
+        """Remove every record, and keep columns and schema.
 
-        Generations are counted up, so that draws from before the call are recognised.
+        The content gets a new version. Generations are counted up, so that draws from before the call are recognised as
+        outdated. Attached objects aren't called, and `rows_written` doesn't change.
         """
 
         def change() -> None:
@@ -506,8 +525,6 @@ class Storage(Direct, Stateful[StorageState]):
 
     def _forget(self) -> None:
         """Release records that the storage doesn't show any more."""
-
-    # Reading
 
     @property
     def exposed(self) -> bool:
@@ -555,8 +572,6 @@ class Storage(Direct, Stateful[StorageState]):
         raise UnsupportedError(
             f"keys: a {type(self).__name__} has no columns; leave out keys, or use a tensor storage"
         )
-
-    # State
 
     def begin_snapshot(self) -> Ahead:
         """Begin a snapshot for a checkpoint, while other threads keep writing: see `copy_ahead`.
@@ -623,11 +638,14 @@ class Storage(Direct, Stateful[StorageState]):
         """Replace the content by a snapshot's content. It can't fail, and an interrupted call may be repeated."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of the stored records and their generations. Unused slots aren't copied."""
+        """Return copies of the stored records, with generations and counters. Records of unused slots aren't copied."""
         return self.plain_state(self.snapshot())
 
     def checkpoint_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint. Its rows may be copied only when they are written to disk."""
+        """Return the state for a checkpoint. Its rows may be copied only when they are written to disk.
+
+        If a subclass overrides `state_dict`, that is called instead.
+        """
         if overridden(self, "state_dict", of=Storage):
             return self.state_dict()
         return self.plain_state(self.snapshot(self.begin_snapshot()))
@@ -637,7 +655,7 @@ class Storage(Direct, Stateful[StorageState]):
         return {**value.plain(), **self._plain_content(value.content)}
 
     def parse(self, state: Any) -> StorageState:
-        """Return a foreign state of the same schema as a value for `adopt`, and change nothing.
+        """Return a foreign state of the same schema as a value for `adopt`, and change no record.
 
         A state of a storage of another size fits if its records do (see `StorageState.fitted`). The memory that `adopt`
         needs is allocated here. The records are copied later.
@@ -677,7 +695,8 @@ class Storage(Direct, Stateful[StorageState]):
     def adopt(self, value: StorageState) -> None:
         """Replace content and counters by the values in a snapshot.
 
-        Generations never go back, so draws from before the load are recognised.
+        The content gets a new version. Generations never go back, so draws from before the load are recognised as
+        outdated. Attached objects aren't called. The storage may keep the value's tensors, so adopt a value only once.
         """
         if value.content is not None and not self.rows_per_step and 0 not in value.batch_shape:
             self.fix_batch(torch.Size(value.batch_shape))
@@ -711,7 +730,10 @@ class Storage(Direct, Stateful[StorageState]):
 
 
 def count_all_as_written(storage: Storage, num_steps: int) -> None:
-    """Mark the first `num_steps` time steps of a new storage, which took over existing records, as written."""
+    """Mark the first `num_steps` time steps of a new storage, which took over existing records, as written.
+
+    All slots get the generation 1.
+    """
     storage.generations.of_all().fill_(1)
     storage.num_steps = num_steps
     storage._end = num_steps % storage.capacity_steps

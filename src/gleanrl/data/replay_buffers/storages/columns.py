@@ -106,7 +106,7 @@ class LiveViews:
 
     Attributes:
         count: how often views were handed out.
-        always: whether others hold the memory in any case, as for the user's own tensors.
+        always: whether other objects hold the memory in any case, as for the user's own tensors.
     """
 
     def __init__(self, always: bool = False) -> None:
@@ -168,11 +168,13 @@ class ColumnStore(ABC):
 
         Raises:
             RuntimeError: a leaf has no memory.
+            SchemaError: the user made a tensor under a column too small.
+            UnsupportedError: the columns are read-only.
         """
 
     @abstractmethod
     def part(self, leaves: list[torch.Tensor]) -> None:
-        """Replace leaves that are views of these columns by copies, in place; `write` and `put` do this themselves.
+        """Replace leaves in the list that are views of these columns by copies; `write` and `put` do this themselves.
 
         Without the copies, a write could overwrite rows that it has yet to read.
         """
@@ -241,11 +243,11 @@ class DeviceColumns(ColumnStore):
         self._stream_order.begin()
 
     def ready(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the leaves on the columns' device."""
+        """Return the leaves detached and on the columns' device."""
         return [in_memory(leaf).detach().to(self.device) for leaf in leaves]
 
     def part(self, leaves: list[torch.Tensor]) -> None:
-        """Compare the addresses of the leaves' torch storages with those under the columns."""
+        """Replace leaves in the list that share a torch storage with a column by copies."""
         own_addresses = {column.untyped_storage().data_ptr() for column in self.columns}
         for position, leaf in enumerate(leaves):
             if leaf.untyped_storage().data_ptr() in own_addresses:
@@ -313,14 +315,14 @@ class NoColumns(ColumnStore):
 
 
 def plain(leaf: Leaf, device: torch.device) -> Leaf:
-    """Return `leaf` on `device`, contiguous, with lazy conjugations and negations resolved."""
+    """Return `leaf` detached, on `device`, contiguous, with lazy conjugations and negations resolved. May copy."""
     if isinstance(leaf, ObjectColumn):
         return leaf.on(device)
     return leaf.detach().to(device).resolve_conj().resolve_neg().contiguous()
 
 
 def apart(columns: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return contiguous `columns`, and copy each one whose memory overlaps another column.
+    """Return contiguous `columns`, with a copy of each one whose memory overlaps a column at a lower address.
 
     A write into one column must not change another one.
     """
@@ -409,7 +411,7 @@ class HostColumns(ColumnStore):
         return leaves
 
     def part(self, leaves: list[torch.Tensor]) -> None:
-        """Compare the leaves' addresses with the columns' memory."""
+        """Replace leaves in the list whose memory begins inside a column by copies."""
         self._sources(leaves)
 
     def _sources(self, leaves: list[torch.Tensor]) -> list[int]:
@@ -449,14 +451,14 @@ class OwnColumns(HostColumns):
         return self._by_core is not None and self._by_core.fits(leaves, lead)
 
     def write(self, start: int, count: int, leaves: list[torch.Tensor]) -> None:
-        """Let the core read the leaves' addresses and write them, if it can."""
+        """Let the core read the leaves' addresses and write them; if it can't, write as `HostColumns` does."""
         if self._by_core is None or not self._by_core.write(start, count, leaves):
             super().write(start, count, leaves)
 
     def watched(
         self, outcomes: list[int], roots: list[int], flags: list[int]
     ) -> Callable[[int, int, int, list[torch.Tensor]], bytes | None] | None:
-        """Return the core's function that finds seams, if the core can read these columns."""
+        """Return the core's function that finds seams; None if the core can't read these columns."""
         if self._by_core is None:
             return None
         self._by_core.watch(outcomes, roots, flags)

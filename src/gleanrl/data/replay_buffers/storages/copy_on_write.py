@@ -44,6 +44,8 @@ def preserve(
 ) -> tuple[weakref.ref[CowSnapshot], ...]:
     """Let snapshots copy slots that are about to change, and return the snapshots that aren't saved completely.
 
+    The call waits while the threads that save a snapshot leave it no room for further copies.
+
     Args:
         snapshots: the open snapshots of one storage.
         ranges: the first slot and the number of slots of each range.
@@ -117,10 +119,11 @@ class CowSnapshot(SavedRows):
         """Whether some segment is still needed."""
         return bool(self._pending)
 
-    # For writers
-
     def before(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Copy the rows of the slots ``[start, stop)`` that are about to change and that the snapshot still needs."""
+        """Copy the rows of the slots ``[start, stop)`` that are about to change and that the snapshot still needs.
+
+        Called by writers. After `begin`, the call waits while too many copied bytes aren't taken yet.
+        """
         for start, stop in spans:
             for number in self.layout.touched(start, stop):
                 if number in self._pending:
@@ -184,10 +187,11 @@ class CowSnapshot(SavedRows):
             self._saved_bytes -= sum(data.size for data in saved.values())
         return saved
 
-    # For the threads that save the snapshot
-
     def unchanged(self, earlier: str) -> Array | None:
-        """Return which segments have the same content as in the snapshot with that name; None if this isn't known."""
+        """Return which segments have the same content as in the snapshot with that name; None if this isn't known.
+
+        The result is ``(segments,)`` bool.
+        """
         changes = self._earlier.get(earlier)
         if changes is None:
             return None
@@ -258,7 +262,7 @@ class CowSnapshot(SavedRows):
             self._spare.append(data.base)
 
     def pick(self, column: int, rows: Array | slice) -> Array:
-        """Return selected rows of a column at the moment of the snapshot."""
+        """Return selected rows of a column at the moment of the snapshot, while no segment of theirs was released."""
         width, live = self.layout.widths[column], self._bytes[column]
         if isinstance(live, torch.Tensor):
             index = rows if isinstance(rows, slice) else torch.from_numpy(rows).to(live.device)
@@ -283,7 +287,7 @@ class CowSnapshot(SavedRows):
         return data
 
     def skip(self, numbers: Sequence[int]) -> None:
-        """Mark segments as not needed."""
+        """Mark segments as not needed, and release their copies."""
         with self._lock:
             copied = self._saved.keys() & set(numbers)
             self._pending.difference_update(numbers)
@@ -297,7 +301,7 @@ class CowSnapshot(SavedRows):
         self._free += list(saved.values())[: max(room, 0)]
 
     def close(self) -> None:
-        """Stop copying for writers, and let waiting writers continue."""
+        """Stop copying for writers, let waiting writers continue, and release all copies."""
         with self._lock:
             self._begun = False
             self._pending = set()

@@ -26,6 +26,7 @@ class StorageEnsemble(ArgumentsRepr, Checkpointed):
     Args:
         storages: one storage for each buffer.
         transforms: for each storage a callable that transforms records read from it, or None; None for no transforms.
+            Modules are put into evaluation mode.
 
     Raises:
         InvalidArgumentError: there is no storage, or an argument isn't a storage.
@@ -92,9 +93,12 @@ class StorageEnsemble(ArgumentsRepr, Checkpointed):
     def get(self, index: Any) -> list[tuple[int, Any]]:
         """Return the transformed records at an index: for each part the storage's number and its records.
 
+        Single records are first collated to a batch.
+
         Args:
             index: a TensorDict or dictionary. ``"buffer_ids"`` has the storages' numbers, ``(parts,)`` or
-                ``(parts, n)``. ``"index"`` has an index in the storage for each part (see `SamplerEnsemble.sample`).
+                ``(parts, n)``, where only the first of each part is read. ``"index"`` has an index in the storage for
+                each part (see `SamplerEnsemble.sample`).
 
         Raises:
             IndexRangeError: an index is outside the stored part of a storage.

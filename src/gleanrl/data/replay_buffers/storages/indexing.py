@@ -18,11 +18,12 @@ _NO_INTEGERS = (torch.bool, torch.complex32, torch.complex64, torch.complex128)
 
 
 def basic_index(index: Any, shape: torch.Size) -> tuple[Basic, ...] | None:
-    """Return `index` as a tuple of ints and slices, or None if it selects rows by tensors or lists.
+    """Return `index` as a tuple of ints and slices; None if a part is neither an int, a slice nor ``...``.
+
+    Negative ints stay negative. The tuple may have fewer parts than `shape` has dimensions.
 
     Raises:
         IndexRangeError: an int is outside ``[-size, size)``, or the index has more parts than `shape` has dimensions.
-        InvalidTypeError: a part isn't an index, for example a float.
     """
     parts = index if isinstance(index, tuple) else (index,)
     if not all(_is_basic(part) for part in parts):
@@ -124,10 +125,12 @@ def slots_of_update(index: Any, shape: tuple[int, ...], check: bool = True) -> t
 def steps_at(cursor: Any, capacity: int) -> torch.Tensor:
     """Return the time steps that `cursor` names (a range, slice, list, array or tensor), ``(n,)`` int64 with n >= 1.
 
-    The steps needn't be stored yet. A slice without an end extends to `capacity`.
+    The steps needn't be stored yet. A slice without an end extends to `capacity`, and its negative bounds count from
+    there. Negative steps in the other forms are returned unchanged.
 
     Raises:
         IndexRangeError: the cursor names no time step.
+        InvalidTypeError: the cursor holds other values than integers.
     """
     if isinstance(cursor, slice):
         cursor = range(*cursor.indices(capacity))
@@ -141,7 +144,7 @@ def steps_at(cursor: Any, capacity: int) -> torch.Tensor:
 
 
 def ranges_of(slots: torch.Tensor) -> list[tuple[int, int]]:
-    """Return slots as ``(start, count)`` ranges of adjacent slots."""
+    """Return slots as ``(start, count)`` ranges of adjacent slots, in rising order and each slot once."""
     if not slots.shape[0]:
         return []
     ordered = slots.sort().values

@@ -33,7 +33,7 @@ from gleanrl.errors import (
 
 
 class ListStorage(Storage):
-    """A list of objects of any type, one for each slot. It has no schema and checks nothing.
+    """A list of objects of any type, one for each slot. It has no schema and doesn't compare objects with each other.
 
     `extend` takes a list of objects or one batch. The objects of a list are kept without a copy. A batch (a tensor, a
     TensorDict, or dictionaries and tuples of tensors) is copied and split along its first dimension.
@@ -63,8 +63,8 @@ class ListStorage(Storage):
         """Return a copy with copies of the objects.
 
         Raises:
-            UnsupportedError: an object holds a tensor that a graph computed. Torch can't copy such a tensor with its
-                graph.
+            UnsupportedError: an object holds a tensor that a graph computed, outside of a TensorDict. Torch can't copy
+                such a tensor with its graph.
         """
         new = memo[id(self)] = type(self).__new__(type(self))
         with _RefusingGraphs():
@@ -81,7 +81,13 @@ class ListStorage(Storage):
         return records
 
     def prepare(self, data: Any, *, single: bool, dim_extend: int, where: str) -> Prepared:
-        """Return `data` as a list of objects."""
+        """Return `data` as a list of objects, with tensors on the storage's device.
+
+        Raises:
+            SchemaError: there is no object, or `split` refuses the batch.
+            InvalidTypeError: the data are neither a list of objects nor a batch of tensors.
+            UnsupportedError: `dim_extend` isn't 0.
+        """
         if dim_extend:
             raise UnsupportedError(
                 f"{where}: a ListStorage has no batch dimensions to exchange; leave dim_extend at 0"
@@ -135,7 +141,7 @@ class ListStorage(Storage):
         self._items = []
 
     def fetch(self, slots: torch.Tensor, paths: tuple[Path, ...] | None = None) -> list[Any]:
-        """Return the objects in `slots`."""
+        """Return the objects in `slots`, without copies."""
         items = self._items
         return [items[slot] for slot in slots.tolist()]
 
@@ -147,7 +153,13 @@ class ListStorage(Storage):
         return [next(fetched) if new else item for item, new in zip(records, renewed.tolist(), strict=True)]
 
     def get(self, index: Any) -> Any:
-        """Return the object at an int, or a list of the objects at any other index. It never copies."""
+        """Return the object at an int, or a list of the objects at any other index. A `ListStorage` copies nothing.
+
+        Raises:
+            EmptyBufferError: nothing is stored.
+            IndexRangeError: the index is outside the stored part.
+            InvalidTypeError: the value isn't an index.
+        """
         if not self._items:
             raise EmptyBufferError("the storage is empty: write records first")
         basic = basic_index(index, self.shape)
@@ -229,7 +241,10 @@ class _ItemsCopy(ContentCopy):
 
 
 class _RefusingGraphs(TorchFunctionMode):
-    """Refuses to copy tensors that a graph computed, as torch does, with an error that tells what to do."""
+    """Refuses to copy tensors that a graph computed, as torch does, with an error that tells what to do.
+
+    Tensors inside TensorDicts are cloned, not refused.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.__deepcopy__ and not args[0].is_leaf:
@@ -295,7 +310,8 @@ def split(data: Any, where: str) -> list[Any]:
 def collate(items: list[Any]) -> Any:
     """Return a batch of objects: stacked tensors and TensorDicts, and torch's `default_collate` for other types.
 
-    TensorDicts with different keys or shapes give a lazy stack of copies. Tuples give a tuple of batches.
+    The first object determines the type. TensorDicts with different keys or shapes give a lazy stack of copies. Tuples
+    of one length give a tuple of batches. Errors of torch, for example for different shapes, are raised unchanged.
     """
     first = items[0]
     if is_tensor_collection(first):
@@ -324,10 +340,11 @@ class CompressedListStorage(ListStorage):
 
     Args:
         max_size: see `ListStorage`.
-        compression_fn: maps a tensor to a tensor of bytes, ``(n,)`` uint8; None for zlib.
+        compression_fn: maps a detached tensor to a tensor of bytes, ``(n,)`` uint8; None for zlib. Any other result
+            raises `InvalidTypeError` at the write.
         decompression_fn: maps such bytes to a tensor of the original dtype with the same number of elements; None for
-            zlib. If it takes a second argument, it gets a dictionary with the tensor's ``"shape"`` and ``"dtype"``.
-            Give both functions or none.
+            zlib. Any other result raises `SchemaError` at the read. If the function takes a second argument, it gets a
+            dictionary with the tensor's ``"shape"`` and ``"dtype"``. Give both functions or none.
         compression_level: zlib's level, 1 (fastest) to 9 (smallest result). Levels from 10 to 22 are accepted and mean
             9.
         device: the device of the compressed bytes and of the tensors in batches.
@@ -371,7 +388,7 @@ class CompressedListStorage(ListStorage):
         self._informed = _takes_two(self._decompress)
 
     def bytes(self) -> int:
-        """Return the number of bytes that the compressed tensors take."""
+        """Return the number of bytes that all compressed tensors take. Other objects aren't counted."""
         stored = super().fetch(torch.arange(len(self), device="cpu"))
         return sum(packed.numel() for _, leaves in stored for packed in leaves)
 
@@ -489,7 +506,7 @@ class LazyStackStorage(ListStorage):
         self.collate = self._collated
 
     def collated_by(self, collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return a function that makes a batch by calling the user's `collate_fn` with a lazy stack of records."""
+        """Return a function that makes a batch: it calls `collate_fn` with a lazy stack of copies of the records."""
         return lambda items: collate_fn(self._collated(items))
 
     def _collated(self, items: Any) -> Any:

@@ -71,7 +71,7 @@ class RecordFormat(ABC):
         """
 
     def wider(self, data: Any, dims: int, where: str) -> RecordFormat | None:
-        """Return the format of records that also have the new keys of `data`; None if `data` has no new keys."""
+        """Return the format of records that also have the new keys of `data`; None if there are none, or can't be."""
         return None
 
     def select(self, keys: Iterable[NestedKey]) -> tuple[Path, ...]:
@@ -84,7 +84,7 @@ class RecordFormat(ABC):
         raise UnsupportedError("keys: only records that are TensorDicts can be fetched in part")
 
     def narrow(self, paths: tuple[Path, ...]) -> RecordFormat:
-        """Return the format of records that have only these leaves."""
+        """Return the format of records that have only these leaves; raise `UnsupportedError` if there are no keys."""
         raise UnsupportedError("keys: only records that are TensorDicts can be fetched in part")
 
 

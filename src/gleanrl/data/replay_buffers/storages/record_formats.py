@@ -74,7 +74,10 @@ class TensorDictFormat(RecordFormat):
         return lead, self.schema.as_lists(leaves, lead, where) if self.schema.lists else leaves
 
     def wider(self, data: Any, dims: int, where: str) -> TensorDictFormat | None:
-        """Return the format with the new keys of `data`; None if it has no new keys, or lacks a stored key."""
+        """Return the format with the new keys of `data`.
+
+        None if it has no new keys, lacks a stored key, or either consists of tensorclasses.
+        """
         if self.classes or not isinstance(data, TensorDictBase):
             return None
         own, new = self.schema, find_tensordict_format(data, dims, where).schema
@@ -172,7 +175,7 @@ def without_added_keys(data: Any) -> Any:
 
 
 class TreeFormat(RecordFormat):
-    """The format of single tensors, and of dictionaries, lists and tuples of tensors.
+    """The format of single tensors, and of dictionaries, lists and tuples of tensors. NumPy arrays count as tensors.
 
     Args:
         schema: the leaves, named by their place in the tree.
@@ -365,7 +368,7 @@ def _check_plain(value: Any) -> None:
 
 
 def swap_batch_dims(data: Any, dim: int, where: str) -> Any:
-    """Return `data` with batch dimensions 0 and `dim` exchanged, as views."""
+    """Return `data` with batch dimensions 0 and `dim` exchanged, as views; raise `SchemaError` if there are fewer."""
     if is_tensor_collection(data):
         leading(data.batch_size, dim + 1, "batch dimensions", where)
         return data.transpose(0, dim)
@@ -379,10 +382,11 @@ def swap_batch_dims(data: Any, dim: int, where: str) -> Any:
 
 
 def stack_records(records: Sequence[Any], where: str) -> Any:
-    """Return single records of one structure as one batch.
+    """Return single records of one structure as one batch. TensorDicts that differ only in sizes give a lazy stack.
 
     Raises:
-        SchemaError: there are no records, or their structures differ.
+        SchemaError: there are no records, or their structures, shapes or dtypes differ.
+        InvalidTypeError: their tensorclasses differ, or a leaf isn't a tensor.
     """
     if not records:
         raise SchemaError(f"{where}: got no record at all; write at least one")

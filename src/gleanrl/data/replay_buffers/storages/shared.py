@@ -55,7 +55,7 @@ class SharedTensorStorage(LazyTensorStorage):
             return self._segment.next_copy()
 
     def use_segment(self, segment: StorageSegment) -> None:
-        """Use the records in `segment` from now on."""
+        """Use the records in `segment` from now on. This object shows none of them before the next `pull`."""
         self._segment, self.change_log = segment, segment.log
         self._table = self._pieces = self.find_seams = None
         self.generations = Generations()
@@ -79,10 +79,11 @@ class SharedTensorStorage(LazyTensorStorage):
         elif self._pieces is None:
             self._pieces = self._segment.pieces.reshape(-1, self.rows_per_step)
 
-    # Called under the lock
-
     def pull(self) -> None:
-        """Update this object from the segment, after taking back a change that another process left unfinished."""
+        """Update this object from the segment, after taking back a change that a process left unfinished.
+
+        The caller holds the lock.
+        """
         segment = self._segment
         if segment.is_ready and self._table is None:
             state, batch = segment.schema()
@@ -96,7 +97,7 @@ class SharedTensorStorage(LazyTensorStorage):
         self._see_pieces()
 
     def settle(self) -> None:
-        """Take back a failed change of this process, before the lock is released."""
+        """Take back a failed change of this process, before the caller releases the lock."""
         if self._segment.changing:
             self.pull()
 
@@ -122,8 +123,6 @@ class SharedTensorStorage(LazyTensorStorage):
                 self._segment.commit(
                     SharedMetadata(self.num_steps, self._end, self._rows_written, int(self.ordered))
                 )
-
-    # Changes
 
     def _write(
         self, rows: Any, placement: Placement, end: int, written: int, before: Version, pieces: Any
@@ -185,8 +184,6 @@ class SharedTensorStorage(LazyTensorStorage):
             )
         super()._take_content(content, rows)
 
-    # Memory
-
     def _make_table(self, form: RecordFormat, batch: torch.Size) -> Table:
         if form.schema.lists:
             raise UnsupportedError(
@@ -203,21 +200,20 @@ class SharedTensorStorage(LazyTensorStorage):
         self._segment.ready()
         self.generations = Generations(self._segment.generations)
 
-    # Copies
-
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the name of the shared memory: copies use the same records."""
         return _attached, (type(self), self._segment, self.requested_size, self.ndim)
 
 
 def share(storage: Storage) -> SharedTensorStorage:
-    """Convert a storage in place into one that several processes may use, and return it.
+    """Convert a storage in place into one that several processes may use, and return it. Do nothing if it is one.
 
     Its records move to shared memory. For a `LazyMemmapStorage` that is a file without a name in its `scratch_dir`, and
     the storage's earlier files there are removed.
 
     Raises:
-        UnsupportedError: the storage is neither a `LazyTensorStorage` on the CPU nor a `LazyMemmapStorage`.
+        UnsupportedError: the storage is neither a `LazyTensorStorage` on the CPU nor a `LazyMemmapStorage`. Objects of
+            derived classes and records with lists are refused, too. The storage is unchanged.
         CapacityError: there is too little memory or disk space. The storage is unchanged.
     """
     if isinstance(storage, SharedTensorStorage):
@@ -248,7 +244,7 @@ def share(storage: Storage) -> SharedTensorStorage:
 
 
 def is_shareable(storage: Storage) -> TypeGuard[TensorStorage]:
-    """Return whether `share` accepts a storage."""
+    """Return whether `share` accepts a storage of this class and device; objects of derived classes are refused."""
     kinds = LazyTensorStorage, LazyMemmapStorage, SharedTensorStorage
     return isinstance(storage, kinds) and type(storage) in kinds and storage.device.type == "cpu"
 

@@ -89,8 +89,6 @@ class StorageSegment:
         self._head[_COPIES] += 1
         return int(self._head[_COPIES])
 
-    # Columns
-
     @property
     def is_ready(self) -> bool:
         """Whether the columns exist and are valid."""
@@ -131,7 +129,7 @@ class StorageSegment:
         return pickle.loads(self.memory.map[start : start + int(self._head[_SCHEMA_SIZE])])
 
     def columns(self, fields: Sequence[Field]) -> list[torch.Tensor]:
-        """Return the columns for `fields`. The journal's columns are located behind them."""
+        """Return the columns for `fields`, and set `generations` and `pieces`. The journal is located behind them."""
         num_rows, fields = int(self._head[_ROWS]), [*fields, _PIECE]
         starts = _length_of(fields, num_rows)
         self.memory.resize(_HEAD_BYTES + 2 * starts[-1])
@@ -164,8 +162,6 @@ class StorageSegment:
             self.pieces[:] = 0
             _fence()  # all numbers are 0 before another process may see that they are valid
         self._head[_PIECES] = count
-
-    # Changes
 
     @property
     def changing(self) -> bool:
@@ -205,7 +201,10 @@ class StorageSegment:
         fault_points.point("segment.committed")
 
     def undo(self) -> None:
-        """Take back a change that wasn't committed. If this process is killed meanwhile, the next one repeats it."""
+        """Take back a change that wasn't committed. If this process is killed meanwhile, the next one repeats it.
+
+        Rows and piece numbers are restored. Generations keep their new values, and the log marks all slots as changed.
+        """
         slots = self._slots[: int(self._head[_JOURNALED])] if self._bytes else torch.empty(0, device="cpu")
         self.log.forget()
         _fence()  # the version changes before the rows do, so that readers notice
@@ -230,7 +229,7 @@ class SegmentAllocator:
     def __call__(
         self, paths: Sequence[KeyPath], fields: Sequence[Field], num_rows: int
     ) -> list[torch.Tensor]:
-        """Return the segment's columns, and make them if there are none."""
+        """Return the segment's columns, and make them if there are none (see `StorageSegment.make`)."""
         if self._segment.is_ready:
             return self._segment.columns(fields)
         return self._segment.make(self._schema, fields, num_rows)

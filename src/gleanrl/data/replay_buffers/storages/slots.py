@@ -50,7 +50,7 @@ class Access(Part, ABC):
         """Return the records at a user's index over the visible part. The subclass defines which results are views."""
 
     def slots_of(self, index: Any) -> tuple[torch.Tensor, torch.Size]:
-        """Return the slots that a user's index names, ``(n,)`` int64, and the shape of the selection."""
+        """Return the slots that a user's index names, ``(n,)`` int64, and the selection's shape (see `slots_at`)."""
         return slots_at(index, self.shape)
 
     def contains(self, index: Any) -> Any:
@@ -94,6 +94,7 @@ class Access(Part, ABC):
 
         Raises:
             EmptyBufferError: nothing is stored, and there are several batch dimensions.
+            UnsupportedError: there are several batch dimensions, and the storage isn't a tensor storage.
         """
         if self.ndim == 1:
             return self
@@ -104,7 +105,7 @@ class Access(Part, ABC):
     def _flattened(self) -> Access:
         raise UnsupportedError(f"flatten: a {type(self).__name__} can't be flattened; use a tensor storage")
 
-    # Buffers that use the storage. One of them may write. The others, which got the same lock at construction,
+    # Several buffers may use the storage. One of them may write. All others got the same lock at construction and
     # only read.
 
     @property
@@ -125,7 +126,7 @@ class Access(Part, ABC):
         super().join_buffer(owner, gate)
 
     def leave_buffer(self, owner: Any) -> None:
-        """Unregister `owner`."""
+        """Unregister `owner`, which also gives up its claim to write. The last buffer releases the lock."""
         self._users = tuple(weakref.ref(buffer) for buffer in living(self._users) if buffer is not owner)
         if self._written_by is not None and self._written_by() is owner:
             self._written_by = None
@@ -146,14 +147,12 @@ class Access(Part, ABC):
             )
         self._written_by = weakref.ref(buffer)
 
-    # Notification of writes
-
     def attach(self, buffer: Any) -> None:
-        """Call ``buffer.mark_update(index)`` after every write from now on.
+        """Call ``buffer.mark_update(index)`` after every write from now on, but not after `clear` or a load.
 
         The buffer of the storage needs no call, because it learns of writes from the version. The call is made by the
         writing thread, under the lock of the storage's buffer. The object is held weakly, and copies of the storage
-        don't call it.
+        don't call it. An object that is attached already isn't attached twice.
 
         Args:
             buffer: an object with `mark_update`; the index has the form that `extend` returns, ``(n,)`` int64 slots or
@@ -233,7 +232,11 @@ class Generations:
     def of_all(self, rows: int = 0) -> torch.Tensor:
         """Return the counters of all slots, or of at least `rows` slots if the number is unbounded.
 
-        While the number of slots isn't known, the result is a dummy counter, which is never read.
+        Missing counters are allocated, and too few are moved to larger memory. While the number of slots isn't known,
+        the result is a dummy counter, which is never read.
+
+        Raises:
+            CapacityError: the system refuses the memory.
         """
         if self._size == 0:
             return _NO_SLOTS
@@ -248,7 +251,7 @@ class Generations:
         return counters
 
     def vacated(self, rows: int) -> torch.Tensor:
-        """Return a copy of the counters behind the first `rows` slots that were written and then cleared.
+        """Return a copy of the counters of the slots from `rows` on that were ever written, ``(n,)`` int64.
 
         Slots are first written in order, so all slots that were never written come last. A binary search finds them.
         """
@@ -307,8 +310,6 @@ class Slots(Access, Versioned):
         if self.ndim == 1:
             self.fix_batch(torch.Size(()))
 
-    # Shape
-
     def fix_batch(self, shape: torch.Size) -> None:
         """Fix the batch dimensions after time, and the sizes that follow from them.
 
@@ -329,7 +330,7 @@ class Slots(Access, Versioned):
         return -(-self.requested_size // batch.numel())
 
     def bound(self, max_size: int) -> None:
-        """Set the size of an unbounded storage. Other storages are unchanged.
+        """Set the size of an unbounded storage, whose content gets a new version. Other storages are unchanged.
 
         Raises:
             InvalidArgumentError: the storage already holds more transitions.
@@ -348,6 +349,7 @@ class Slots(Access, Versioned):
             self.generations.of_all(max_size)
 
     def _go_on_at(self, step: int) -> None:
+        """Set `end`, which logs all stored slots as amended; raise `IndexRangeError` for a step that leaves a gap."""
         capacity = self.capacity_steps
         if not 0 <= step < capacity or (self.num_steps < capacity and step != self.num_steps):
             raise IndexRangeError(
@@ -380,8 +382,6 @@ class Slots(Access, Versioned):
 
     _len = property(__len__)  # TorchRL programs use this private name
 
-    # Generations and versions
-
     # Every write, draw and follower reads it, so `attrgetter` replaces a Python function.
     version = property(
         attrgetter("change_log.version"),
@@ -399,7 +399,7 @@ class Slots(Access, Versioned):
 
     @property
     def rows_written(self) -> int:
-        """Number of transitions ever written."""
+        """Number of transitions ever written, also before a `clear`. A load sets it to the saved number."""
         return self._rows_written
 
     def generation(self, slots: torch.Tensor) -> torch.Tensor:
@@ -411,7 +411,7 @@ class Slots(Access, Versioned):
     def counters_at(self) -> int:
         """The address of the generations of all slots, int64, for the native core.
 
-        It doesn't change while the storage's size stays the same.
+        It changes if the number of slots changes, and when an unbounded storage outgrows its counters.
         """
         return self.generations.at or self.generations.of_all().data_ptr()
 

@@ -177,21 +177,25 @@ class StorageState(RingState):
         )
 
     def counters(self, slots: int) -> torch.Tensor:
-        """Return the generations of stored and vacated slots, at most `slots` of them.
+        """Return the generations of the stored slots, then of the vacated ones, at most `slots` of them.
 
-        Without vacated slots the result is not a copy.
+        Without vacated slots the result is `generations` itself.
         """
         vacated = self.vacated[: slots - self.generations.shape[0]]
         return torch.cat([self.generations, vacated]) if vacated.numel() else self.generations
 
     def counted(self, reader: StateReader) -> StorageState:
-        """Return this state with the generations in a foreign state."""
+        """Return this state with the generations in a foreign state; raise `SchemaError` if they are broken."""
         unshared = "columns" in reader and isinstance(reader.get("columns"), PrivateColumns)
         generations = reader.tensor("generations", torch.int64, (self.rows,), copy=not unshared)
         return self.with_generations(generations, reader)
 
     def with_generations(self, generations: torch.Tensor, reader: StateReader) -> StorageState:
-        """Return this state with the given generations, ``(rows,)`` int64 on the CPU, without a copy."""
+        """Return this state with the given generations, ``(rows,)`` int64 on the CPU, without a copy.
+
+        Raises:
+            SchemaError: a generation is below 1.
+        """
         if generations.numpy().min(initial=1) < 1:  # NumPy takes an eighth of the time of torch's comparison
             raise reader.wrong("generations", "1 or more for every stored row", generations)
         return replace(self, generations=generations)
@@ -253,7 +257,7 @@ class Copying:
         self._version: Version | None = None
 
     def ahead(self) -> Copying:
-        """Copy rounds until the last round has little to copy, or the writers turn out to be too fast."""
+        """Copy up to four rounds, until a round copies at most an eighth of the rows; return this object."""
         for _ in range(_ROUNDS):
             if 8 * self._round() <= len(self._storage):
                 break
@@ -405,7 +409,7 @@ class RecordsCopy(ContentCopy):
             self._table.copy_rows(self._columns, start, stop)
 
     def done(self, rows: int) -> Records:
-        """Return the rows without the spare room.
+        """Return the rows without the spare room. Objects of lists are copied here, tensors may not be.
 
         Saving a tensor saves the whole memory of its torch storage, so the spare room would be saved too.
         """

@@ -114,7 +114,11 @@ class Table:
         return ExistingColumns(columns, self._allocate.exclusive, self.shared)
 
     def settle(self, rows: Sequence[Leaf]) -> None:
-        """Take the place of another table. `rows` are the rows that this table already holds."""
+        """Move the columns to the place of the table that this one replaces (see `Allocator.settle`).
+
+        Args:
+            rows: the rows that this table already holds. If some are padding, the mask is used from now on.
+        """
         self._allocate.settle()
         self.watch_mask(rows)
 
@@ -243,7 +247,7 @@ class Table:
             target[start:stop].copy_(column[start:stop])
 
     def take(self, columns: Sequence[Leaf]) -> None:
-        """Copy the rows of other columns, ``[rows, *field]``, to the first rows."""
+        """Copy the rows of other columns, ``[rows, *field]``, to the first rows; use the mask if some are padding."""
         for column, source in zip(self.all, columns, strict=True):
             column[: source.shape[0]].copy_(source)
         self.watch_mask(columns)

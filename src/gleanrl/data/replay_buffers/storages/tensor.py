@@ -96,12 +96,12 @@ class TabledStorage(Storage):
 
     @property
     def initialized(self) -> bool:
-        """Whether a first write has fixed the schema and allocated the memory."""
+        """Whether a first write or load has fixed the schema and allocated the memory."""
         return self._table is not None
 
     @property
     def exposed(self) -> bool:
-        """Whether live views were handed out, or the memory belongs to a user, to files or to other processes."""
+        """Whether live views were ever handed out, or the memory belongs to a user, to files or to other processes."""
         if self._table is None:
             return False
         views = self._table.columns.live_views
@@ -109,7 +109,7 @@ class TabledStorage(Storage):
 
     @property
     def has_user_memory(self) -> bool:
-        """Whether a user may hold tensors over the columns' memory, and move it."""
+        """Whether a user may hold tensors over the columns' memory, and move it. Needs a schema (see `format`)."""
         return table_of(self).columns.live_views.always
 
     @property
@@ -133,8 +133,6 @@ class TabledStorage(Storage):
         table.keep()
         self.fix_batch(batch)
         self.device, self._table, self.find_seams = table.device, table, table.find_seams
-
-    # Pieces
 
     _pieces: Numbers | None
 
@@ -179,8 +177,6 @@ class TabledStorage(Storage):
     def _forget_pieces(self) -> None:
         self._pieces = None
 
-    # State
-
     _alone = True  # whether only this process writes to the storage
     _marks: dict[str, Mark] = {}
 
@@ -194,7 +190,10 @@ class TabledStorage(Storage):
         )
 
     def cow_snapshot(self) -> tuple[Any, int]:
-        """Return a copy-on-write snapshot of the records as content (see `Ahead.end`). The caller holds the lock."""
+        """Return a copy-on-write snapshot of the records as content (see `Ahead.end`). The caller holds the lock.
+
+        The snapshot is added to `open_snapshots`. With lists, the records are copied instead.
+        """
         table = table_of(self)
         if table.lists:
             return self.copy_ahead().end()
@@ -230,7 +229,10 @@ class TabledStorage(Storage):
         return state
 
     def parse(self, state: Any) -> StorageState:
-        """Return a foreign state's value (see `Storage.parse`). Records in files are read directly into place."""
+        """Return a foreign state's value (see `Storage.parse`). Records in files are read into new memory at once.
+
+        A storage with ``device="auto"`` and no schema takes over the device of the state's records already here.
+        """
         stored = state.get("columns") if isinstance(state, Mapping) else None
         if not isinstance(stored, Stored) or not self._alone:
             return super().parse(state)
@@ -280,7 +282,7 @@ class TabledStorage(Storage):
         return content.turned(rows)
 
     def _check_form(self, form: RecordFormat, state: StorageState) -> None:
-        """Raise `SchemaError` if records of that format can't be loaded."""
+        """Raise `SchemaError` if such records can't be loaded, `UnsupportedError` if the columns are read-only."""
         table = table_of(self)
         if not table.form.same_as(form) or state.batch_shape != self.batch_shape:
             raise SchemaError(
@@ -343,7 +345,7 @@ class TabledStorage(Storage):
         """Return the state for a pickle, with the stored records. Unpickling allocates new memory for them.
 
         Raises:
-            UnsupportedError: the records are in files of a `scratch_dir`, which belong to this storage alone.
+            UnsupportedError: the records are in files of a `scratch_dir`, or the pickle is for a spawned process.
         """
         value = self.snapshot()
         state = super().__getstate__()
@@ -373,7 +375,7 @@ def first_table(
 ) -> tuple[Table, list[Leaf]]:
     """Allocate a storage's memory for records like the first ones, and fix its schema.
 
-    The storage changes only after every column exists.
+    The storage changes only after every column exists, except that it may follow the device of the leaves.
 
     Args:
         storage: a storage without a table.
@@ -386,6 +388,7 @@ def first_table(
 
     Raises:
         CapacityError: there is too little memory or disk space.
+        UnsupportedError: a file of a column exists already (see `FileAllocator`).
     """
     storage._settle(device_of(leaves))
     # Everything that can fail comes before the schema is fixed.
@@ -399,18 +402,17 @@ class TensorStorage(TabledStorage):
     """Records of tensors: TensorDicts, single tensors, or dictionaries, lists and tuples of tensors.
 
     The first write fixes keys, shapes and dtypes and allocates the memory. Every later write must match exactly; only
-    the device may differ. Columns are ``[steps, *batch, *leaf]``, and zero until they are written.
+    the device may differ. Keys that `sample` adds to records are ignored, and tensors are detached. Columns are
+    ``[steps, *batch, *leaf]``, and zero until they are written.
 
-    Memory: the columns, and 8 bytes for the generation of each row.
-
-    Threads: see `Storage`. `fetch` may run during a write. Rows that are written meanwhile come out torn, and their
-    generations show it.
+    Memory: the columns, and 8 bytes for the generation of each row. Threads: see `Storage`. `fetch` may run during a
+    write. Rows that are written meanwhile come out torn, and their generations show it.
 
     Args:
         storage: records ``[steps, *batch]`` to wrap, all of which count as stored. Contiguous tensors on `device` are
             used without a copy. Other tensors, and tensors that share memory, are copied. If it is a TensorDict without
             entries, the first write to it creates the columns, which are zero in all other records.
-        max_size: the number of records; if given, it is checked.
+        max_size: the number of records, ``steps * batch``; any other number raises `InvalidArgumentError`.
         device: the device of the stored and of the fetched records; ``"auto"`` for the device of the data.
         ndim: the number of leading batch dimensions of the data that are slots; the first is time.
         compilable: has no effect, see `ListStorage`.
@@ -469,8 +471,6 @@ class TensorStorage(TabledStorage):
         flat = TensorStorage.__new__(TensorStorage)
         flat._wrap(table.form, torch.Size([count]), table.first_rows(count), self.device)
         return flat
-
-    # Writing
 
     def join(self, records: list[Any], where: str) -> Any:
         """Return single records as one batch, time first; raise `SchemaError` if their structures differ."""
@@ -575,8 +575,8 @@ class TensorStorage(TabledStorage):
     def prepare_selection(self, data: Any, shape: torch.Size, where: str) -> Prepared:
         """Check records that will be written to a selection of slots ``[*shape]``.
 
-        The records are ``[*shape]``, or have only its last dimensions. They are then repeated over the first
-        dimensions.
+        TensorDicts that have only the last dimensions of `shape` are repeated over the first ones. New keys add columns
+        to the storage at once, even if no write follows. `EmptyBufferError` is raised before the first write.
         """
         try:
             table = table_of(self)
@@ -607,8 +607,6 @@ class TensorStorage(TabledStorage):
             check_all_storable(data, where)
             raise
 
-    # Reading
-
     def fetch(self, slots: torch.Tensor, paths: tuple[Path, ...] | None = None) -> Any:
         """Return the records in `slots`, with all columns or only those at `paths`, on the storage's device."""
         table, lead = self._table or table_of(self), slots.shape
@@ -619,7 +617,7 @@ class TensorStorage(TabledStorage):
     def fetch_again(
         self, records: Any, slots: torch.Tensor, renewed: torch.Tensor, paths: tuple[Path, ...] | None = None
     ) -> Any:
-        """Return the records in `slots`: a tensor or TensorDict with the renewed rows replaced, or a new fetch."""
+        """Return the records in `slots`: `records` with renewed rows replaced in place, or else a new fetch."""
         if not isinstance(records, torch.Tensor | TensorDict) or table_of(self).lists:
             return self.fetch(slots, paths)
         rows = renewed.nonzero().squeeze(1)
@@ -637,11 +635,13 @@ class TensorStorage(TabledStorage):
     def get(self, index: Any) -> Any:
         """Return records of the visible part ``[steps, *batch]``, or a whole column at a key.
 
-        Ints, slices and tuples of them give live views: a write into a view changes the storage, and later writes show
-        in the view. Lists, tensors and masks give copies.
+        Ints, slices, tuples of them and keys give live views: a write into a view changes the storage, and later writes
+        show in the view. Lists, tensors and masks give copies.
 
         Raises:
-            IndexRangeError: the index is outside the stored part.
+            EmptyBufferError: there is no schema yet.
+            IndexRangeError: the index is outside the stored part, or a slice has a negative step.
+            InvalidTypeError: the value isn't an index.
             MissingKeyError: no column has that key.
         """
         basic = basic_index(index, self.shape)
@@ -663,11 +663,11 @@ class TensorStorage(TabledStorage):
 
     @property
     def has_mask(self) -> bool:
-        """Whether a stored mask marks some rows as padding."""
+        """Whether the records have a mask that may mark some rows as padding."""
         return self._table is not None and self._table.mask is not None
 
     def masked(self, slots: torch.Tensor) -> torch.Tensor | None:
-        """Return which of `slots` hold padding rows, for which ``("collector", "mask")`` is False."""
+        """Return which of `slots` have a False ``("collector", "mask")``, on the CPU; None if `has_mask` is False."""
         mask = None if self._table is None else self._table.mask
         return None if mask is None else ~mask[slots.to(mask.device)].cpu()
 
