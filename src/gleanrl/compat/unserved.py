@@ -40,7 +40,7 @@ _SLICE_SAMPLERS = ("SliceSampler", "SliceSamplerWithoutReplacement", "Prioritize
 _PRIORITIZED = ("PrioritizedReplayBuffer", "TensorDictPrioritizedReplayBuffer")
 
 UNSERVED_MEMBERS = (
-    # Collectors
+    # ---------------------------------------------------------------- collectors
     UnservedMembers(
         "DataCollectorBase",
         "cascade_execute get_cached_weights get_distant_attr get_model receive_weights register_scheme_receiver",
@@ -74,7 +74,7 @@ UNSERVED_MEMBERS = (
     UnservedMembers(
         "WeightUpdaterBase", "collectors increment_version", "the collector counts versions: policy_version"
     ),
-    # Buffers
+    # ---------------------------------------------------------------- buffers
     *(
         UnservedMembers(owner, names, why)
         for owner in ("ReplayBuffer", "ReplayBufferEnsemble")
@@ -147,7 +147,7 @@ UNSERVED_MEMBERS = (
     UnservedMembers(
         "WriterEnsemble", "dumps generations_of loads register_storage tracks_generations", _A_BUFFER
     ),
-    # Specs
+    # ---------------------------------------------------------------- specs
     UnservedMembers(
         "TensorSpec",
         "SPEC_HANDLED_FUNCTIONS implements_for_spec make_neg_dim index",
@@ -161,7 +161,7 @@ UNSERVED_MEMBERS = (
         "names ones_update rand_update refine_names zeros_update",
         "use td.update(spec.rand()), td.update(spec.zero()) or td.update(spec.one())",
     ),
-    # Environments
+    # ---------------------------------------------------------------- environments
     UnservedMembers(
         "EnvBase",
         "collector register_collector",
@@ -206,7 +206,7 @@ UNSERVED_MEMBERS = (
     UnservedMembers("TicTacToeEnv", "full get_action_mask win", "read the board and the mask of the batch"),
     UnservedMembers("EnvMetaData", "clone expand metadata_from_env tensordict", "use get_env_metadata"),
     UnservedMembers("EnvCreator", "init_", "the constructor does all initialization"),
-    # Transforms
+    # ---------------------------------------------------------------- transforms
     UnservedMembers("Transform", "transform_fake_tensordict", "the transformed specs describe the data"),
     UnservedMembers("CatFrames", "future inplace mask_key unfolding", "call the transform on the batch"),
     UnservedMembers(
@@ -358,7 +358,7 @@ _UNIT = "choose it by the sampler: SliceSampler draws slices, RandomSampler draw
 _FROM_BUFFERS = "import the class from gleanrl.data.replay_buffers"
 
 UNSERVED = (
-    # Collectors
+    # ---------------------------------------------------------------- collectors
     Unserved("gleanrl.collectors", "RayWeightUpdater", "RayCollector sends weights itself"),
     Unserved("gleanrl.collectors", "RemoteModuleWeightUpdater", _WEIGHTS),
     Unserved("gleanrl.collectors", "DistributedWeightUpdater RPCWeightUpdater", _WEIGHTS),
@@ -388,7 +388,7 @@ UNSERVED = (
         "internal to TorchRL's workers; to end the batches of slow workers early pass preemptive_threshold=",
     ),
     Unserved("gleanrl.collectors", "print_remote_collector_info", "print collector.stats()"),
-    # Data
+    # ---------------------------------------------------------------- data
     Unserved(
         "gleanrl.data",
         "PromptGroupSampler StreamingSliceSampler",
@@ -455,7 +455,7 @@ UNSERVED = (
         "clear_video_decoder_cache set_video_decoder_cache_size validate_vla_tensordict",
         f"vision and language models of robots are out of scope; {_THEIR_DATA}",
     ),
-    # Environments
+    # ---------------------------------------------------------------- environments
     *(
         Unserved("gleanrl.envs", names, f"it needs the package {package}; {_THEIR_ENV}")
         for names, package in (*_WRAPPERS.values(), ("MOGymEnv MOGymWrapper", "mo-gymnasium"))
@@ -487,7 +487,7 @@ UNSERVED = (
     Unserved(
         "gleanrl.envs.libs.gym", "terminal_obs_reader", "pass a reader of the info to set_info_dict_reader"
     ),
-    # Transforms
+    # ---------------------------------------------------------------- transforms
     Unserved(
         "gleanrl.envs",
         "R3MTransform VC1Transform VIPRewardTransform VIPTransform",

@@ -50,8 +50,8 @@ class MultiStep(nn.Module):
             list of keys. None takes every entry named ``"reward"`` below ``"next"``, at any depth (groups of agents).
 
     Raises:
-        InvalidArgumentError: if `gamma` or `n_steps` is out of range, or `n_steps` isn't an integer (a
-            `ValueError`).
+        InvalidArgumentError: if `gamma` or `n_steps` is out of range, `n_steps` isn't an integer, or `reward_keys` is
+            empty or names a key twice (a `ValueError`).
 
     Examples:
         >>> import torch
@@ -103,7 +103,10 @@ class MultiStep(nn.Module):
         return self.bounded(batch, trajectory_ends(batch))
 
     def bounded(self, batch: TensorDictBase, ends: Tensor) -> TensorDictBase:
-        """Return the n-step batch; no sum crosses a step where `ends`, ``[*B, T]`` bool, is True."""
+        """Return the n-step batch like `forward`; no sum crosses a step where `ends`, ``[*B, T]`` bool, is True.
+
+        `ends` must be True at the last step in time.
+        """
         following = batch.get("next", None)
         leaves = {} if following is None else dict(iter_leaves(following, ("next",), batch.ndim))
         rewards = self._rewards(batch, leaves)
@@ -201,7 +204,8 @@ class DensifyReward(TellingModule):
     """Replace each reward by the discounted sum of the rewards from its step to the end of its trajectory.
 
     It serves tasks with a reward at the end of a trajectory only. If a trajectory continues after the batch, the sum
-    ends at the last step of the batch.
+    ends at the last step of the batch. Trajectory ids and masks end a sum, too (see
+    `gleanrl.data.trajectories.trajectory_ends`). Other flags than `done_key` don't.
 
     Args:
         reward_key: key of the reward, below ``"next"``.
@@ -209,6 +213,9 @@ class DensifyReward(TellingModule):
         reward_key_out: key of the sums, below ``"next"``; None: the key of the reward.
         time_dim: has no effect; time is always the last batch dimension.
         discount: discount of one step, in (0, 1].
+
+    Raises:
+        InvalidArgumentError: if `discount` is out of range.
     """
 
     def __init__(
@@ -230,6 +237,8 @@ class DensifyReward(TellingModule):
 
         Raises:
             MissingKeyError: if the reward or the flag is missing.
+            SchemaError: if the batch has no time dimension, or the flag can't be mapped onto it (see
+                `gleanrl.data.trajectories.trajectory_ends`).
         """
         reward = tensordict.get(("next", *self.reward_key), None)
         if reward is None:

@@ -233,7 +233,9 @@ def marks_among(entries: Mapping[Any, Any]) -> dict[NestedKey, Any]:
 
 
 def cut_trajectories(batch: TensorDictBase, ids: Collection[int]) -> set[int]:
-    """Mark the last step of each discontinued trajectory as truncated; return the ids that have steps in the batch.
+    """Set truncated and done at the last step of each discontinued trajectory; return the ids with steps in the batch.
+
+    A last step that is an end already doesn't change (see `cut_at`).
 
     Args:
         batch: a batch of steps, in the order of time in each stream; it is changed.
@@ -246,7 +248,10 @@ def cut_trajectories(batch: TensorDictBase, ids: Collection[int]) -> set[int]:
 
 
 def newest_steps(steps: Tensor, ids: Collection[int]) -> dict[int, int]:
-    """Return the last position of each of `ids` in `steps`, the ids of steps in the order of time, ``(steps,)``."""
+    """Return the last position of each of `ids` in `steps`, the ids of steps in the order of time, ``(steps,)``.
+
+    Ids without a step are left out.
+    """
     matching = torch.isin(steps, torch.tensor(sorted(ids), device="cpu")).nonzero().flatten()
     return dict(zip(steps[matching].tolist(), matching.tolist(), strict=True))
 
@@ -265,7 +270,12 @@ def step_ids(record: Any) -> Tensor:
 def cut_at(record: TensorDictBase, places: Sequence[int]) -> int:
     """Set truncated and done at the given steps of a record; return how many of these steps weren't ends before.
 
-    Steps that are ends already don't change: they may be terminated.
+    Steps that are ends already don't change: they may be terminated. A record without trajectory ids, or without flags
+    of their shape, doesn't change, and the result is 0.
+
+    Args:
+        record: steps with ``("collector", "traj_ids")``; its flags are changed in place.
+        places: positions in the flattened ids.
     """
     ids = leaf_at(record, TRAJ_IDS)
     if ids is None:
@@ -298,7 +308,7 @@ def step_mask(batch: TensorDictBase, mask_keys: Iterable[NestedKey] = ()) -> Ten
         ``[*B, T]`` bool tensor, which may be a view of the batch; None if the batch has no mask.
 
     Raises:
-        SchemaError: if a mask isn't bool or not of shape ``[*B, T]`` or ``[*B, T, 1]``.
+        SchemaError: if a mask isn't bool, or doesn't have one value per step.
     """
     total: Tensor | None = None
     for path in _paths(mask_keys, MASK):
@@ -312,8 +322,7 @@ def _per_step(batch: TensorDictBase, key: NestedKey, *, bool_only: bool = False)
     """Return the entry at `key` as one value per step, ``[*B, T]`` (a view); None if it is missing.
 
     Raises:
-        SchemaError: if the entry isn't a tensor of shape ``[*B, T]`` or ``[*B, T, 1]``; with `bool_only`, if it isn't
-            bool.
+        SchemaError: if the entry isn't a tensor with one value per step; with `bool_only`, if it isn't bool.
     """
     path = as_path(key)
     value = batch.get(path, None)
@@ -369,7 +378,12 @@ def _paths(keys: Iterable[NestedKey], always: Path) -> list[Path]:
 
 
 def _flag_ends(batch: TensorDictBase, done_key: NestedKey | None) -> Tensor | None:
-    """Return where a flag ends a fragment, a new ``[*B, T]`` bool tensor; None if the batch has no flag."""
+    """Return where a flag ends a fragment, a new ``[*B, T]`` bool tensor; None if the batch has no flag.
+
+    Raises:
+        MissingKeyError: if `done_key` is given and missing.
+        SchemaError: if a flag doesn't have the shape of the batch, or holds other values than 0 and 1.
+    """
     if done_key is not None:
         path = ("next", *as_path(done_key))
         value = batch.get(path, None)
@@ -390,7 +404,7 @@ def _flag_ends(batch: TensorDictBase, done_key: NestedKey | None) -> Tensor | No
 
 
 def _reduce_flag(path: Path, value: object, shape: torch.Size) -> Tensor:
-    """Return the flag at `path` as ``[*B, T]`` bool."""
+    """Return the flag at `path` as ``[*B, T]`` bool, True where any of its entries is; raise `SchemaError` if unfit."""
     if not isinstance(value, Tensor):
         raise SchemaError(f"flag {path!r} expected a bool tensor, got {type(value).__name__}")
     value = _as_flag(path, value)

@@ -38,7 +38,7 @@ from gleanrl.testing.runs import (
 
 
 def contract(runs: Runs) -> None:
-    """Check that a run doesn't raise."""
+    """Check that a run keeps the environment's contract; any error but `EnvironmentContractError` passes unchanged."""
     _ = runs.first
 
 
@@ -114,6 +114,8 @@ def finite(runs: Runs) -> None:
 def flags(runs: Runs) -> None:
     """Check that done is terminated or truncated, and that all flags are False after a reset.
 
+    The second check is left out if the environment allows done after a reset.
+
     Collectors reset by done, and value estimators bootstrap by terminated, so flags that disagree give wrong returns.
     """
     groups = {as_path(key)[:-1] for key in runs.env.done_keys}
@@ -160,7 +162,10 @@ _FAR = 1e3
 
 
 def partial_reset(runs: Runs) -> None:
-    """Check that a reset of some rows doesn't change the values of the other rows."""
+    """Check that a reset of some rows doesn't change the other rows, and that the flags of the reset rows are False.
+
+    Raise `Skip` as `_reset_some` does.
+    """
     mask, before, after, _ = _reset_some(runs)
     for path, leaf in before.items():
         if path in after and not same(rows(leaf, ~mask), rows(after[path], ~mask)):
@@ -178,7 +183,10 @@ def partial_reset(runs: Runs) -> None:
 
 
 def other_rows(runs: Runs) -> None:
-    """Check that environments that weren't reset continue as if no other one had been."""
+    """Check that environments that weren't reset continue as if no other one had been.
+
+    Raise `Skip` as `_reset_some` does.
+    """
     mask, _, _, step = _reset_some(runs)
     undisturbed = runs.first.steps[len(_lead_in(runs))]
     unreset = ~mask
@@ -194,7 +202,11 @@ def other_rows(runs: Runs) -> None:
 
 
 def _lead_in(runs: Runs) -> list[Step]:
-    """Return the steps before the first end: no row is reset during them."""
+    """Return at most three steps before the first end: no row is reset during them.
+
+    Raises:
+        Skip: if an episode ends with the first step.
+    """
     steps = runs.first.steps
     lead = next((t for t, step in enumerate(steps) if bool(step.restarted.any())), len(steps) - 1)
     if lead < 1:
@@ -210,6 +222,10 @@ def _reset_some(runs: Runs) -> tuple[torch.Tensor, Leaves, Leaves, Leaves]:
 
     Returns:
         The mask ``(*batch,)``, the root before and after the reset, and the outcome of the following step.
+
+    Raises:
+        Skip: if the environment isn't a batch of several, has no partial resets, or an episode ends with the first
+            step.
     """
     size = runs.subject.batch_size
     if size.numel() < 2 or not size:
@@ -240,6 +256,7 @@ def odd_actions(runs: Runs) -> None:
     """Check that an action outside its domain raises or leads to data as declared, and that a reset works afterwards.
 
     Otherwise a policy's mistake could go unnoticed as NaN in the data, or break the environment for later episodes.
+    Raise `Skip` if `odd_action` finds no such action.
     """
     odd = {path: odd_action(spec) for path, spec in leaf_specs(runs.env.full_action_spec)}
     action = {path: value for path, value in odd.items() if value is not None}
@@ -277,7 +294,7 @@ def odd_actions(runs: Runs) -> None:
 
 
 def odd_action(spec: Any) -> torch.Tensor | None:
-    """Return an action outside the domain of `spec`; None if there is none."""
+    """Return an action outside the domain of `spec`; None if no candidate is outside."""
     zero = spec.zero()
     candidates = [torch.full_like(zero, 2), torch.full_like(zero, int(getattr(spec, "n", 0) or 0))]
     if isinstance(spec, Bounded):
@@ -345,7 +362,9 @@ def check_env(env: Any, *, num_steps: int = 100, seed: int = 0, skip: Iterable[s
     Raises:
         ConformanceError: the first broken rule: its name, the key or the call, the expected and the actual value (also
             an AssertionError).
-        InvalidArgumentError: `skip` names the first rule or an unknown one, or `num_steps` isn't positive.
+        InvalidArgumentError: `skip` names `contract` or an unknown rule, or `num_steps` isn't an integer of 2 or more.
+        InvalidTypeError: `env` is neither an environment nor a callable that makes one.
+        Exception: any error of the environment's `reset` or `step`, except where a rule catches it.
 
     Examples:
         >>> from gleanrl.envs import GymEnv

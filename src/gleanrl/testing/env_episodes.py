@@ -18,7 +18,7 @@ _ENOUGH = 3
 
 
 def following_root(runs: Runs) -> None:
-    """Check that the root after a step that ended nothing is that step's outcome."""
+    """Check that the root after a step is that step's outcome, in each environment that wasn't reset between them."""
     for t, step in enumerate(runs.first.steps):
         for path, leaf in step.outcome.items():
             root = step.following.get(path)
@@ -40,7 +40,7 @@ def last_observation(runs: Runs) -> None:
     An environment that resets itself returns the wrong one. A single observation doesn't show that, so the rule
     compares shares. It takes the range of all first observations, widened by its width on both sides. The rule is
     broken if both conditions hold: at least 75 % of the last observations lie in this range, and at most 25 % of the
-    observations before them.
+    observations before them. Raise `Skip` if fewer than `_ENOUGH` episodes ended.
     """
     ended = [(t, step) for t, step in enumerate(runs.first.steps) if bool(step.done.any())]
     if runs.first.num_episodes < _ENOUGH:
@@ -92,9 +92,6 @@ def last_observation(runs: Runs) -> None:
         )
 
 
-# Seeds and rollouts
-
-
 def determinism(runs: Runs) -> None:
     """Check that the same seed and the same actions give the same data."""
     difference = _difference(runs.first, runs.again)
@@ -106,7 +103,11 @@ def determinism(runs: Runs) -> None:
 
 
 def seed(runs: Runs) -> None:
-    """Check that another seed gives other data, unless all episodes are alike."""
+    """Check that `set_seed` returns an integer, and that another seed gives other data.
+
+    For environments that derive from `EnvBase`, the integer is the last seed that was used. Raise `Skip` if the data of
+    both seeds and all first observations are alike.
+    """
     env = runs.subject.env_for_run()
     last = env.set_seed(runs.seed)
     ours = isinstance(env, EnvBase)
@@ -148,7 +149,8 @@ def _difference(a: Trace, b: Trace) -> tuple[str, Path, torch.Tensor, torch.Tens
 def rollout(runs: Runs) -> None:
     """Check that the environment's own path into a rollout stores the data that `step` and `reset` return.
 
-    The path (a stepper that writes rows directly) replays the actions of the first run.
+    The path (a stepper that writes rows directly) replays the actions of the first run. Raise `Skip` if the rollout
+    holds masked steps.
     """
     first = runs.first
     env = runs.subject.env_for_run()

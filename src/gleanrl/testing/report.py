@@ -33,7 +33,7 @@ def made(make: Callable[[], Any], kind: type) -> Any:
 def check_rules(
     rules: Mapping[str, Callable[[], None]], without: Collection[str]
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Check rules in order, except the ones in `without`.
+    """Check rules in order, except the ones in `without`; the error of a broken rule ends the checks.
 
     Returns:
         The names of the checked rules, and the reasons of the skipped ones by name.

@@ -80,7 +80,7 @@ class Subject:
         self.name = type(self.env).__name__
 
     def env_for_run(self) -> Any:
-        """Return the environment for another run."""
+        """Return the environment for another run; a maker makes a new one, and the last one is closed."""
         if self.make is not None:
             self.close()
             self.env = self.make()
@@ -108,7 +108,7 @@ class Subject:
         """Seed the environment, reset it and take `actions`; an episode that ends is followed by a new one.
 
         Raises:
-            ConformanceError: the environment breaks its contract, so the run can't continue.
+            ConformanceError: the environment raised an `EnvironmentContractError`. Its other errors pass unchanged.
         """
         env = self.env_for_run()
         try:
@@ -143,7 +143,10 @@ class Subject:
         return following
 
     def follow(self, env: Env, stepped: TensorDictBase) -> tuple[TensorDictBase, bool]:
-        """Return the root after a step, and whether all environments had to be reset because some ended."""
+        """Return the root after a step, and whether all environments had to be reset because some ended.
+
+        Environments that ended are reset. Without partial resets, all are.
+        """
         root = advance(stepped, env)
         try:
             return env.maybe_reset(root), False
@@ -160,12 +163,12 @@ def with_action(root: TensorDictBase, action: Leaves) -> TensorDictBase:
 
 
 def snapshot(batch: TensorDictBase) -> Leaves:
-    """Return copies of the public leaves."""
+    """Return copies of the public leaves, including those below ``"next"``."""
     return {path: leaf.clone() for path, leaf in iter_leaves(batch) if not is_private(path)}
 
 
 def hold(trace: Trace, origin: str, batch: TensorDictBase) -> None:
-    """Keep the leaves of `batch`, with copies of them."""
+    """Append the public leaves of `batch` outside ``"next"`` to `trace.returned`, with copies of them."""
     for path, leaf in iter_leaves(batch):
         if not is_private(path) and path[0] != "next":
             trace.returned.append(ReturnedLeaf(origin, path, leaf, leaf.clone()))
@@ -178,7 +181,7 @@ def _record(leaf: Leaf) -> Leaf:
 
 
 def same(a: Leaf, b: Leaf) -> bool:
-    """Return whether two leaves are equal, tensors bit for bit; NaN equals NaN."""
+    """Return whether two leaves have the same shape, dtype and values; NaN equals NaN, and -0.0 equals 0.0."""
     a, b = _record(a), _record(b)
     if isinstance(a, ObjectColumn) or isinstance(b, ObjectColumn):
         return isinstance(a, ObjectColumn) and a.equal(b)

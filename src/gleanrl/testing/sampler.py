@@ -44,6 +44,7 @@ def check_sampler(make: Callable[[], Sampler], *, seed: int = 0, skip: Iterable[
     Raises:
         ConformanceError: the first broken rule (also an AssertionError).
         InvalidArgumentError: `skip` names an unknown rule.
+        InvalidTypeError: `make` doesn't return a sampler.
 
     Examples:
         >>> from gleanrl.data.replay_buffers import SliceSampler

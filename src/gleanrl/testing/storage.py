@@ -42,7 +42,7 @@ class _Trial:
         self.clock = 0
 
     def extend(self, count: int) -> None:
-        """Write records with new numbers through a ring writer."""
+        """Extend the buffer by records with new numbers, and expect them in the slots of a ring writer."""
         cursor = self.storage.end
         self.buffer.extend(self.records(self.clock, count))
         for offset in range(count):
@@ -82,7 +82,7 @@ class _Trial:
         self.compare(where, storage.fetch(slots), [expected[slot] for slot in slots.tolist()], storage)
 
     def compare(self, where: str, fetched: Any, numbers: list[int], storage: Storage) -> None:
-        """Check that fetched records are the ones with the given numbers."""
+        """Check that fetched records, after the storage's `collate`, are the ones with the given numbers, in order."""
         batch = fetched if storage.collate is None else storage.collate(fetched)
         for position, number in enumerate(numbers):
             got, wanted = _parts(batch, position), self.row(number)
@@ -279,7 +279,9 @@ def check_storage(make: Make, *, records: Records = numbered, skip: Iterable[str
 
     Raises:
         ConformanceError: the first broken rule (also an AssertionError).
-        InvalidArgumentError: the storage is too small or not empty, or `skip` names an unknown rule.
+        InvalidArgumentError: the storage has another `ndim` than 1 or a `max_size` below 5, or `skip` names an unknown
+            rule.
+        InvalidTypeError: `make` doesn't return a storage.
 
     Examples:
         >>> from gleanrl.data.replay_buffers import LazyTensorStorage

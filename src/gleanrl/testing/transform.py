@@ -21,7 +21,10 @@ from gleanrl.testing.runs import Leaves, Subject, Trace, same, snapshot, with_ac
 
 
 def read(make: Callable[[], Any], batch: TensorDictBase) -> None:
-    """Check that `forward` returns a batch, and writes to none of the given tensors."""
+    """Check that `forward` in eval mode returns a TensorDict, and writes to none of the given tensors.
+
+    It may add or replace entries of the given batch.
+    """
     inputs = batch.clone()
     tensors, before = dict(iter_leaves(inputs)), snapshot(inputs)
     out = make().eval()(inputs)
@@ -38,7 +41,7 @@ def read(make: Callable[[], Any], batch: TensorDictBase) -> None:
 
 
 def written(make: Callable[[], Any], batch: TensorDictBase) -> None:
-    """Check that `inv` returns the data to be written, or None, and doesn't change its input."""
+    """Check that `inv` in eval mode returns a TensorDict or None, and changes neither keys nor values of its input."""
     inputs = batch.clone()
     before = snapshot(inputs)
     out = make().eval().inv(inputs)
@@ -55,7 +58,10 @@ def written(make: Callable[[], Any], batch: TensorDictBase) -> None:
 
 
 def inverse(make: Callable[[], Any], batch: TensorDictBase) -> None:
-    """Check that data that were written are read back unchanged."""
+    """Check that `forward` after `inv` gives the mapped entries back unchanged.
+
+    Raise `Skip` unless `pairs` and `pairs_inv` are equal and not empty, or if `inv` returns None.
+    """
     transform = make().eval()
     both = set(transform.pairs()) & set(transform.pairs_inv())
     if not both or set(transform.pairs()) != set(transform.pairs_inv()):
@@ -111,7 +117,7 @@ class Holding(Transform):
 
 
 def in_place(trial: TransformTrial) -> None:
-    """Check that a transform doesn't write to the tensors that the environment returned."""
+    """Check that a transform doesn't write to the tensors that the environment returned, in a reset and eight steps."""
     holding = Holding()
     env = trial.transformed(holding)
     env.set_seed(trial.seed)
@@ -126,7 +132,10 @@ def in_place(trial: TransformTrial) -> None:
 
 
 def trajectories(trial: TransformTrial) -> None:
-    """Check that after a full reset no state of earlier trajectories is left."""
+    """Check that after a full reset no state of earlier trajectories is left: two equal runs give equal data.
+
+    Raise `Skip` if the transform learns, or the environment without it doesn't repeat itself.
+    """
     if trial.make().learns:
         raise Skip("the transform learns")
     runs = []
@@ -158,7 +167,10 @@ def _difference(one: Trace, other: Trace) -> str | None:
 
 
 def state(trial: TransformTrial) -> None:
-    """Check that a transform that loads a saved state continues bit for bit as the original."""
+    """Check that a transform that loads a saved state continues as the original, and refuses a state without an entry.
+
+    Any `GleanError` counts as a refusal.
+    """
     half = max(1, trial.num_steps // 2)
     actions = Subject(trial.transformed(), trial.num_steps).actions(trial.seed)
     env, twin = trial.transformed(), trial.transformed()
@@ -252,7 +264,8 @@ def check_transform(
 
     Raises:
         ConformanceError: the first broken rule (also an AssertionError).
-        InvalidArgumentError: neither `env` nor `batch` is given, or `skip` names an unknown rule.
+        InvalidArgumentError: neither `env` nor `batch` is given, or `skip` names an unknown rule or `contract`.
+        InvalidTypeError: `make` doesn't return a transform.
 
     Examples:
         >>> from gleanrl.envs import GymEnv

@@ -43,6 +43,7 @@ def check_writer(make: Make, *, skip: Iterable[str] = ()) -> PartReport:
     Raises:
         ConformanceError: the first broken rule (also an AssertionError).
         InvalidArgumentError: `skip` names an unknown rule.
+        InvalidTypeError: `make` doesn't return a writer.
 
     Examples:
         >>> from gleanrl.data.replay_buffers import RoundRobinWriter

@@ -59,7 +59,10 @@ _ANY = 1_000_003
 
 
 def blank(shape: Sequence[int]) -> Tensor:
-    """Return a tensor of `shape` with memory for one number, to compute the shape that an operation makes."""
+    """Return a tensor of `shape` with memory for one number, to compute the shape that an operation makes.
+
+    A dynamic dimension gets the size `_ANY`, which `outcome` turns back into -1.
+    """
     return torch.zeros(()).expand([_ANY if size == -1 else size for size in shape])
 
 
@@ -185,7 +188,12 @@ def goes_back(index: Any) -> bool:
 
 
 class Geometry(ABC):
-    """Base class for objects with a shape; shape operations rearrange its leading `batch_ndim` dimensions."""
+    """Base class for objects with a shape; shape operations rearrange its leading `batch_ndim` dimensions.
+
+    A shape operation returns a new object, whose bounds and masks may share memory with those of the old one. Negative
+    dimensions count from the end of the whole shape. Each operation raises `IndexRangeError` if a dimension is out of
+    range, and `InvalidArgumentError` if it belongs to the encoding of one value.
+    """
 
     shape: torch.Size
 
@@ -252,12 +260,19 @@ class Geometry(ABC):
         return self.reshape(*shape)
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Self:
-        """Return the spec with the dimensions from `start_dim` to `end_dim` (both included) merged into one."""
+        """Return the spec with the dimensions from `start_dim` to `end_dim` (both included) merged into one.
+
+        The defaults merge all dimensions, so that they fail for specs such as one-hot vectors.
+        """
         start, end = self._dim("flatten", start_dim), self._dim("flatten", end_dim)
         return self._checked("flatten", lambda t: t.flatten(start, end))
 
     def unflatten(self, dim: int, sizes: Sequence[int]) -> Self:
-        """Return the spec with dimension `dim` split into `sizes`."""
+        """Return the spec with dimension `dim` split into `sizes`; one of them may be -1.
+
+        Raises:
+            InvalidArgumentError: if the product of `sizes` isn't the size of the dimension.
+        """
         axis, parts = self._dim("unflatten", dim), tuple(sizes)
         return self._checked("unflatten", lambda t: t.unflatten(axis, parts))
 
@@ -267,7 +282,11 @@ class Geometry(ABC):
         return self._reshaped(lambda t: t.unsqueeze(axis))
 
     def squeeze(self, dim: int | Sequence[int] | None = None) -> Self:
-        """Return the spec without dimensions of size one: the given ones (one or several), or all for None."""
+        """Return the spec without batch dimensions of size one.
+
+        Args:
+            dim: the dimensions to remove, one or several; dimensions of another size stay. None: all of size one.
+        """
         if dim is None:
             axes = {i for i, size in enumerate(self.batch_shape) if size == 1}
         else:
@@ -283,13 +302,17 @@ class Geometry(ABC):
             index: the positions, an integer tensor with at most one dimension.
 
         Raises:
-            InvalidArgumentError: if a position is out of range, or `index` is another tensor.
+            InvalidArgumentError: if a position is out of range, or `index` has another dtype or more dimensions.
         """
         axis = self._dim("index_select", dim)
         return self._checked("index_select", lambda t: t.index_select(axis, index.to(t.device)))
 
     def unbind(self, dim: int = 0) -> tuple[Self, ...]:
-        """Return the specs along dimension `dim`, one for each position, as indexing would return them."""
+        """Return the specs along dimension `dim`, one for each position, as indexing would return them.
+
+        Raises:
+            InvalidArgumentError: if the dimension is dynamic.
+        """
         axis = self._dim("unbind", dim)
         if self.shape[axis] == -1:
             raise InvalidArgumentError(f"unbind: dimension {axis} of {self!r} has no fixed size")
@@ -314,6 +337,7 @@ class Geometry(ABC):
         Raises:
             IndexRangeError: if the index is out of range.
             InvalidArgumentError: if the index reaches into the encoding of one value.
+            InvalidTypeError: if an item of the index is a boolean, or has another type that tensors don't accept.
         """
         if goes_back(index):
             turned, index = self._turned(index)
@@ -386,14 +410,18 @@ class Unbindable(Geometry):
         return iter(self.unbind(0))
 
     def __len__(self) -> int:
-        """Return the size of the first dimension."""
+        """Return the size of the first dimension.
+
+        Raises:
+            InvalidTypeError: if the spec has no dimensions.
+        """
         if not self.shape:
             raise InvalidTypeError(f"len: {self!r} has no dimensions")
         return self.shape[0]
 
 
 def repeated(one: Shape, dim: int, size: int) -> Shape:
-    """Return the stack of `size` copies of `one` along a new dimension `dim`."""
+    """Return the spec of `size` values of `one` stacked along a new dimension `dim`; it may share memory with `one`."""
     axis = one._dim("stack", dim, new=1)
     return one._reshaped(lambda t: t.unsqueeze(axis).expand((*t.shape[:axis], size, *t.shape[axis:])))
 
@@ -450,7 +478,10 @@ def require_listable(count: int, width: int = 1) -> None:
 
 
 def combinations(values: Sequence[Any]) -> list[Any]:
-    """Return stacks of equal length whose rows are all combinations of the given values; the last changes fastest."""
+    """Return stacks of equal length whose rows are all combinations of the given values; the last changes fastest.
+
+    Without values the result is empty. Too many combinations raise `UnsupportedError`; see `require_listable`.
+    """
     if not values:
         return []
     require_listable(math.prod(map(len, values)), len(values))
@@ -496,7 +527,10 @@ class TensorSpec(Geometry):
         return self
 
     def as_entry(self) -> Self:
-        """Return this spec as an entry for a composite: it can be changed, and its values have exactly its shape."""
+        """Return a spec that can be an entry of a composite: it can be changed, and its values have exactly its shape.
+
+        The result is this spec itself if it meets both conditions, else a clone.
+        """
         return self.clone() if self.is_part else self
 
     def require_own(self, change: str) -> None:
@@ -576,7 +610,8 @@ class TensorSpec(Geometry):
             use_mask: leave out the choices that a mask forbids.
 
         Raises:
-            UnsupportedError: if the domain isn't finite, or has more than `MOST_ROWS` values.
+            UnsupportedError: if the domain isn't finite, has more than `MOST_ROWS` values, or its values have more
+                than 2**28 elements in all.
         """
         raise UnsupportedError(f"enumerate: {self!r} has infinitely many values")
 
@@ -586,7 +621,7 @@ class TensorSpec(Geometry):
 
     @abstractmethod
     def clone(self) -> Self:
-        """Return an equal spec that shares no memory with this one."""
+        """Return an equal spec that shares no memory with this one; it isn't read-only, even if this one is."""
 
     def rand(self, shape: Iterable[int] | None = (), *, generator: torch.Generator | None = None) -> Any:
         """Draw values from the domain.
@@ -600,7 +635,8 @@ class TensorSpec(Geometry):
             members of a stack differ in keys or shapes, it is a lazy stack. A non-tensor spec returns its example.
 
         Raises:
-            UnsupportedError: if leaves of different shapes would have to become one tensor.
+            UnsupportedError: if leaves of different shapes would have to become one tensor, or a number of choices is
+                0 or isn't fixed.
         """
         return self._rand(as_lead(shape), generator)
 
@@ -609,7 +645,10 @@ class TensorSpec(Geometry):
         return self.rand(shape, generator=generator)
 
     def zero(self, shape: Iterable[int] | None = ()) -> Any:
-        """Return zeros of shape `(*shape, *self.shape)`; they may be outside the domain."""
+        """Return zeros of shape `(*shape, *self.shape)`; they may be outside the domain.
+
+        A non-tensor spec returns its example, alone or as an entry of a composite.
+        """
         return self._filled(as_lead(shape), 0)
 
     def zeros(self, shape: Iterable[int] | None = ()) -> Any:
@@ -617,7 +656,10 @@ class TensorSpec(Geometry):
         return self.zero(shape)
 
     def one(self, shape: Iterable[int] | None = ()) -> Any:
-        """Return ones of shape `(*shape, *self.shape)`; they may be outside the domain."""
+        """Return ones of shape `(*shape, *self.shape)`; they may be outside the domain.
+
+        A non-tensor spec returns its example, alone or as an entry of a composite.
+        """
         return self._filled(as_lead(shape), 1)
 
     def ones(self, shape: Iterable[int] | None = ()) -> Any:
@@ -627,10 +669,12 @@ class TensorSpec(Geometry):
     def project(self, val: Any) -> Any:
         """Return `val` itself if it is in the domain, otherwise a close value that is.
 
-        The call never changes a tensor: it returns a new one. In a TensorDict it replaces the entries that are outside.
+        The call never changes a tensor: it returns a new one. In a TensorDict it replaces the entries that are outside
+        in place, and returns the TensorDict.
 
         Raises:
-            SpecError: if no value in the domain is close: a wrong type or shape, a missing key, or a NaN.
+            SpecError: if no value in the domain is close: a wrong type or shape, a missing key, a NaN, or an empty
+                domain.
         """
         if self._fault(val) is None:
             return val

@@ -50,6 +50,8 @@ class ContinuousBox(Box):
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; a new bound takes dtype, device and shape of the old one.
 
+        A bound is converted to this dtype without a check, and isn't compared with the other bound.
+
         Raises:
             UnsupportedError: if the spec is a copy of a part of another spec.
             InvalidArgumentError: if the bound doesn't expand to the shape of the old one.
@@ -274,6 +276,7 @@ class Bounded(BoxSpec):
     Raises:
         InvalidArgumentError: if a bound is NaN, doesn't fit the dtype or the shape, or no finite number is between
             the bounds.
+        InvalidTypeError: if a bound isn't a number or a tensor.
     """
 
     def __init__(
@@ -308,12 +311,12 @@ class Bounded(BoxSpec):
 
     @property
     def low(self) -> Tensor:
-        """The lower bounds, of the spec's shape and dtype."""
+        """The lower bounds, of the spec's shape and dtype: `space.low`, or a copy if that has another dtype."""
         return self.space.low.to(self.dtype)
 
     @property
     def high(self) -> Tensor:
-        """The upper bounds, of the spec's shape and dtype."""
+        """The upper bounds, of the spec's shape and dtype: `space.high`, or a copy if that has another dtype."""
         return self.space.high.to(self.dtype)
 
     @property
@@ -420,6 +423,9 @@ class Unbounded(BoxSpec):
         dtype: dtype of the values; None: torch's default dtype (float32), int64 for `UnboundedDiscrete`.
         domain: "continuous" or "discrete": the domain, which decides the class. None: the domain that the dtype
             implies.
+
+    Raises:
+        InvalidArgumentError: if the dtype is complex or uint64, or the domain has another name.
     """
 
     def __init__(

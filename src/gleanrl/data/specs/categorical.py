@@ -55,7 +55,7 @@ def checked_count(name: str, n: Any) -> int:
 class _OneChoice(ChoiceSpec):
     @property
     def n(self) -> int:
-        """The number of choices."""
+        """The number of choices; `UnsupportedError` if it isn't fixed."""
         return int(self._known.n)
 
     def _describe(self) -> str:
@@ -99,10 +99,15 @@ class Categorical(_OneChoice, IntegerSpec):
         self.update_mask(mask)
 
     def set_provisional_n(self, n: int) -> None:
-        """Set the number of choices that `rand`, `enumerate` and `to_one_hot` use; for specs made with `n=-1`.
+        """Set the number of choices that `n`, `rand`, `enumerate`, `cardinality` and `to_one_hot` use.
+
+        The domain doesn't change: `is_in` and `project` accept all integers from 0. Specs with a fixed number of
+        choices ignore the provisional one.
 
         Raises:
+            InvalidTypeError: if `n` isn't an integer.
             InvalidArgumentError: if `n` is negative.
+            UnsupportedError: if the spec is a copy of a part of another spec.
         """
         self.require_own("set_provisional_n")
         self._provisional = CategoricalBox(checked_count("n", n))
@@ -116,7 +121,11 @@ class Categorical(_OneChoice, IntegerSpec):
         return self._provisional
 
     def update_mask(self, mask: Tensor | None) -> None:
-        """Set the allowed choices of this spec, in place; see `ChoiceSpec.update_mask`."""
+        """Set the allowed choices of this spec, in place; see `ChoiceSpec.update_mask`.
+
+        Raises:
+            InvalidArgumentError: also if there is a mask, and the spec was made with `n=-1`.
+        """
         if mask is not None and self.space.n == -1:
             raise InvalidArgumentError("mask: a mask needs a fixed number of choices, got n=-1")
         super().update_mask(mask)
@@ -313,7 +322,9 @@ class MultiCategorical(_SeveralChoices, IntegerSpec):
         return entry
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the spec of the values that `value[index]` would give; for a single choice a `Categorical`.
+        """Return the spec of the values that `value[index]` would give, as a read-only copy.
+
+        An index that leaves a single choice gives a `Categorical`.
 
         Raises:
             IndexRangeError: if the index is out of range.

@@ -360,7 +360,10 @@ class BoxList(ChoiceSpace):
 
     @property
     def boxes(self) -> list[ChoiceSpace]:
-        """The spaces of the k choices; if the limits differ within the batch, the spaces of its first dimension."""
+        """The spaces of the k choices; if the limits differ within the batch, the spaces of its first dimension.
+
+        These spaces have no masks, even if this space has one.
+        """
         if self.common is not None:
             return [CategoricalBox(n) for n in self.common]
         return [BoxList(row) for row in self.n]
@@ -435,6 +438,9 @@ class ChoiceSpec(LeafSpec):
     def update_mask(self, mask: Tensor | None) -> None:
         """Set the allowed choices of this spec, in place; `rand`, `is_in` and `project` use them.
 
+        The call replaces `Changes.latest`, so that results computed from specs are computed again. After an error the
+        old mask holds.
+
         Args:
             mask: bool, or integers 0 and 1; it expands to the shape of the attribute `mask`, and is copied. A mask of
                 several choices whose shape ends with `nvec` is joint: it allows combinations. None allows all.
@@ -443,7 +449,8 @@ class ChoiceSpec(LeafSpec):
             InvalidTypeError: if it consists of neither booleans nor integers.
             InvalidArgumentError: if it doesn't expand to the shape, forbids all choices somewhere, or has an integer
                 other than 0 and 1.
-            UnsupportedError: if the numbers of choices differ within the batch.
+            UnsupportedError: if the numbers of choices differ within the batch, or the spec is a copy of a part of
+                another spec.
         """
         self.require_own("update_mask")
         if mask is not None:
@@ -451,7 +458,11 @@ class ChoiceSpec(LeafSpec):
         self.take(replace(self.space, mask=mask))
 
     def take(self, space: ChoiceSpace) -> None:
-        """Install a space that `masked` of an equal spec has returned; raise if its mask forbids all choices."""
+        """Install a space that `masked` of an equal spec has returned, and replace `Changes.latest`.
+
+        Raises:
+            InvalidArgumentError: if the mask forbids all choices somewhere; then nothing changes.
+        """
         if space.by_index is not None:
             require_choice(space.forbids_all())
         self.space = space
@@ -485,13 +496,15 @@ class ChoiceSpec(LeafSpec):
     def to_categorical(self, val: Tensor, safe: bool | None = None) -> Tensor:
         """Return the choices as integers, `(*lead, *batch_shape)`; for several choices `(*lead, *batch_shape, k)`.
 
+        Integers made from one-hot vectors are int64.
+
         Args:
             val: `(*lead, *shape)`; integers are returned unchanged. It may have another dtype that holds the choices.
             safe: whether to check the domain; None: check it, but decode a one-hot vector of zeros, as in `zero()`, as
                 the first choice.
 
         Raises:
-            SpecError: if a choice is outside the domain.
+            SpecError: if the domain is checked, and the value has another shape or dtype, or a choice is outside.
         """
         if safe is not False:
             val = in_dtype(val, self.dtype)
@@ -501,14 +514,16 @@ class ChoiceSpec(LeafSpec):
     def to_one_hot(self, val: Tensor, safe: bool | None = None) -> Tensor:
         """Return the choices as one-hot vectors, `(*lead, *batch_shape, n)`; vectors of several choices concatenated.
 
+        Vectors made from integers are boolean.
+
         Args:
             val: `(*lead, *shape)`; one-hot vectors, and zeros in their place, are returned unchanged. It may have
                 another dtype that holds the choices.
             safe: as in `to_categorical`.
 
         Raises:
-            SpecError: if a choice is outside the domain.
-            UnsupportedError: if the numbers of choices differ within the batch.
+            SpecError: if the domain is checked, and the value has another shape or dtype, or a choice is outside.
+            UnsupportedError: if the numbers of choices differ within the batch, or the number isn't fixed.
         """
         if safe is not False:
             val = in_dtype(val, self.dtype)
@@ -516,11 +531,14 @@ class ChoiceSpec(LeafSpec):
         return self._rows(val)
 
     def to_categorical_spec(self) -> Any:
-        """Return the spec of `to_categorical`'s results, with the same mask."""
+        """Return the int64 spec of the same choices as integers, with the same mask; an integer spec returns itself."""
         return self if isinstance(self, IntegerSpec) else self._other_encoding()
 
     def to_one_hot_spec(self) -> Any:
-        """Return the spec of `to_one_hot`'s results, with the same mask."""
+        """Return the boolean spec of the same choices as one-hot vectors, with the same mask.
+
+        A one-hot spec returns itself.
+        """
         return self if isinstance(self, OneHotSpec) else self._other_encoding()
 
     def index(self, index: Tensor | int, tensor_to_index: Tensor) -> Tensor:
@@ -532,6 +550,9 @@ class ChoiceSpec(LeafSpec):
 
         Returns:
             `(*any)` for one choice, `(*any, k)` for the k choices in the last dimension of `to_categorical(index)`.
+
+        Raises:
+            SpecError: if a choice is outside the domain.
         """
         chosen = self.to_categorical(torch.as_tensor(index)).to(tensor_to_index.device, torch.int64)
         lead = tensor_to_index.shape[:-1]
@@ -551,6 +572,9 @@ class ChoiceSpec(LeafSpec):
         """Return the number of choices of one element, or of combinations of several choices, without regard to a mask.
 
         If the numbers differ within the batch, return the product over the batch.
+
+        Raises:
+            UnsupportedError: if the number of choices isn't fixed.
         """
         return self._known.count()
 
@@ -618,6 +642,8 @@ class OneHotSpec(ChoiceSpec):
 
     def rand_index(self, shape: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
         """Draw like `rand`, but return the int64 indices of the choices.
+
+        With equal generators, `rand` returns the one-hot vectors of these indices.
 
         Args:
             shape: shape of the result without `index_dims`; it ends with the batch dimensions.

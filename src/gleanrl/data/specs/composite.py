@@ -119,8 +119,9 @@ class Composite(Named):
         entries: more entries, by keyword.
 
     Raises:
-        InvalidArgumentError: if an entry's shape doesn't start with `shape`.
+        InvalidArgumentError: if an entry's shape doesn't start with `shape`, or the names don't fit the dimensions.
         InvalidTypeError: if an entry isn't a spec, a mapping or None.
+        ReservedNameError: if an entry has the name of an attribute of specs (see `set`).
     """
 
     def __init__(
@@ -155,7 +156,7 @@ class Composite(Named):
 
         Raises:
             InvalidArgumentError: if the shape of an entry doesn't start with the new batch size.
-            UnsupportedError: if the composite is locked.
+            UnsupportedError: if the composite is locked, or a copy of a part of another spec.
         """
         return self._shape
 
@@ -233,10 +234,13 @@ class Composite(Named):
         return self._rebuilt(lambda spec: spec.clone())
 
     def clear_device_(self) -> Composite:
-        """Drop the device, here and in nested composites; no tensor moves.
+        """Drop the device, here and in nested composites, also in a locked composite. The leaf specs keep theirs.
 
         Returns:
             the composite itself.
+
+        Raises:
+            UnsupportedError: if the composite is a copy of a part of another spec.
         """
         self.require_own("clear_device_")
         self.device = None
@@ -274,19 +278,26 @@ class Composite(Named):
         return val.update(function(self, val.batch_size[: val.batch_dims - self.ndim]))
 
     def zeros_update(self, val: Any) -> Any:
-        """Set the entries of the spec in a TensorDict to zeros, and return the TensorDict."""
+        """Set the entries of the spec in a TensorDict to zeros, in place, and return the TensorDict."""
         return self._updated(val, Composite.zero)
 
     def ones_update(self, val: Any) -> Any:
-        """Set the entries of the spec in a TensorDict to ones, and return the TensorDict."""
+        """Set the entries of the spec in a TensorDict to ones, in place, and return the TensorDict."""
         return self._updated(val, Composite.one)
 
     def rand_update(self, val: Any) -> Any:
-        """Set the entries of the spec in a TensorDict to drawn values, and return the TensorDict."""
+        """Set the entries of the spec in a TensorDict to drawn values, in place, and return the TensorDict.
+
+        The values come from torch's global generator.
+        """
         return self._updated(val, Composite.rand)
 
     def enumerate(self, use_mask: bool = False) -> Any:
-        """Return all combinations of the entries' values, `(count, *shape)`; see `TensorSpec.enumerate`."""
+        """Return all combinations of the entries' values, `(count, *shape)`; see `TensorSpec.enumerate`.
+
+        The values of the last entry change fastest. Unspecified entries are left out. Without other entries the count
+        is 0.
+        """
         names = [name for name, spec in self._specs.items() if spec is not None]
         values = combinations([self._specs[name].enumerate(use_mask) for name in names])  # type: ignore[union-attr]
         count = len(values[0]) if values else 0
@@ -314,8 +325,10 @@ class Composite(Named):
 
         Raises:
             MissingKeyError: if a key of the spec is missing.
-            SchemaError: if there is a key that the spec lacks, or a shape doesn't fit.
-            SpecError: if an entry is outside its domain.
+            SchemaError: if there is a key that the spec lacks, a shape doesn't fit, or the leading dimensions of two
+                entries differ.
+            SpecError: if an entry is outside its domain, unless it is `Bounded` (see `LeafSpec.encode`).
+            InvalidTypeError: if `val` isn't a mapping or a TensorDict, or an entry doesn't consist of numbers.
         """
         if not isinstance(val, Mapping) and not is_tensor_collection(val):
             raise InvalidTypeError(f"encode: expected a mapping with keys {list(self._specs)}, got {val!r}")
@@ -343,7 +356,14 @@ class Composite(Named):
         return self._wrapped(encoded, batch, None if ignore_device else self.device)
 
     def to_numpy(self, val: TensorDictBase, safe: bool | None = None) -> dict[str, Any]:
-        """Convert the entries that the spec has to a nested dictionary of arrays; see `TensorSpec.to_numpy`."""
+        """Convert the entries that the spec has to a nested dictionary of arrays; see `TensorSpec.to_numpy`.
+
+        Unspecified entries are left out.
+
+        Raises:
+            SchemaError: if a key is missing, or the batch size doesn't fit.
+            SpecError: if an entry is checked and doesn't fit its spec (see `LeafSpec.to_numpy`).
+        """
         misfit = self._misfit(val)
         if misfit is not None:
             raise SchemaError(f"to_numpy: {misfit}")
@@ -356,7 +376,10 @@ class Composite(Named):
                 spec.type_check(entry, path)
 
     def cardinality(self) -> int | float:
-        """Return the number of combinations of the entries' values; infinity if an entry is unspecified."""
+        """Return the number of combinations of the entries' values; 0 if the domain of an entry is empty.
+
+        If no domain is empty, an unspecified or a continuous entry makes it infinity.
+        """
         counts = [math.inf if spec is None else spec.cardinality() for spec in self._specs.values()]
         if 0 in counts:
             return 0

@@ -105,7 +105,8 @@ def first_offender(outside: Tensor, value: Tensor) -> str:
 def tensor_copy(value: Any, dtype: torch.dtype, device: torch.device | None) -> Tensor:
     """Return a copy of `value` as a tensor.
 
-    A floating-point dtype takes any number. An integer or boolean dtype takes only numbers that it holds exactly.
+    A floating-point dtype takes any number, and rounds it. An integer or boolean dtype takes only numbers that it
+    holds exactly. With `device` None the copy stays on the value's device, which is the CPU for arrays and lists.
 
     Raises:
         InvalidTypeError: if the value doesn't consist of numbers.
@@ -230,8 +231,8 @@ class LeafSpec(Unbindable, TensorSpec):
 
         Args:
             val: the value that the environment returned.
-            ignore_device: leave the result on the device of the input, so that the caller can move several results
-                at once.
+            ignore_device: leave the result on the device of the input (the CPU for arrays and lists), so that the
+                caller can move several results at once.
 
         Raises:
             InvalidTypeError: if the value doesn't consist of numbers.
@@ -241,10 +242,19 @@ class LeafSpec(Unbindable, TensorSpec):
         return self._encoded(val, None if ignore_device else self.device)
 
     def to_numpy(self, val: Tensor, safe: bool | None = None) -> np.ndarray:
-        """Convert a tensor to an array that shares its memory; one-hot vectors become the integers of their choices.
+        """Convert a tensor to an array; one-hot vectors become the integers of their choices.
 
-        Choices may have another dtype that holds them exactly. Their array is a copy. A one-hot vector of zeros, as in
-        `zero()`, is decoded as the first choice, unless `safe` is True.
+        The array shares the memory of a CPU tensor of the spec's dtype, unless it is decoded from one-hot vectors.
+        Choices may have another dtype that holds them exactly. A one-hot vector of zeros, as in `zero()`, is decoded as
+        the first choice, unless `safe` is True.
+
+        Args:
+            val: `(*lead, *self.shape)`.
+            safe: whether to check the domain; None: check it, except for `Bounded` and `Unbounded` specs.
+
+        Raises:
+            SpecError: if the domain is checked, and the value has another shape or dtype, or is outside.
+            SchemaError: if the domain isn't checked, and the shape doesn't fit.
         """
         if self.strict and safe is not False:
             val = in_dtype(val, self.dtype)
@@ -262,7 +272,11 @@ class LeafSpec(Unbindable, TensorSpec):
             raise InvalidTypeError(f"type_check:{name} expected dtype {self.dtype}, got {got}")
 
     def to(self, dest: torch.dtype | DeviceLike) -> Self:
-        """Return the spec for another device or dtype; the spec itself if `dest` changes nothing."""
+        """Return the spec for another device or dtype; the spec itself if `dest` changes nothing.
+
+        Raises:
+            InvalidArgumentError: if values of the domain can't have the dtype, or torch doesn't know the device.
+        """
         if isinstance(dest, torch.dtype):
             return self if dest == self.dtype else self._with_dtype(dest)
         device = as_device(dest)
@@ -271,7 +285,7 @@ class LeafSpec(Unbindable, TensorSpec):
         return self._replaced(device=device, space=self.space.map(lambda t: t.to(device)))
 
     def clone(self) -> Self:
-        """Return an equal spec that shares no memory with this one."""
+        """Return an equal spec that shares no memory with this one; it isn't read-only, even if this one is."""
         return self._replaced(space=self.space.clone())
 
     def __eq__(self, other: object) -> bool:
@@ -297,7 +311,10 @@ class LeafSpec(Unbindable, TensorSpec):
         return ""
 
     def _encoded(self, value: Any, device: torch.device | None) -> Tensor:
-        """Return a value of an environment as a new, checked tensor of this spec."""
+        """Return a value of an environment as a new tensor of this spec's dtype and shape.
+
+        Only `strict` specs check the domain. With `device` None the tensor stays on the value's device.
+        """
         encoded = self._fit("encode", tensor_copy(value, self.dtype, device), self.shape)
         if self.strict:
             check_in("encode", self, encoded)
@@ -306,7 +323,7 @@ class LeafSpec(Unbindable, TensorSpec):
     def _indices(
         self, value: Any, shape: torch.Size, device: torch.device | None, outside: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """Return the integers of an environment as int64 `(*lead, *shape)`, after checking them by `outside`."""
+        """Return the integers of an environment as int64 `(*lead, *shape)`; raise `SpecError` if one is `outside`."""
         index = self._fit("encode", tensor_copy(value, torch.int64, device), shape)
         offending = outside(index)
         if bool(offending.any()):
@@ -318,7 +335,7 @@ class LeafSpec(Unbindable, TensorSpec):
         return value.numpy()
 
     def _with_dtype(self, dtype: torch.dtype) -> Self:
-        """Return the spec with another dtype."""
+        """Return the spec with another dtype; raise `InvalidArgumentError` if its values can't have this dtype."""
         self._check_dtype(dtype)
         return self._replaced(dtype=dtype)
 

@@ -24,8 +24,9 @@ class Changes:
     """The version of all specs of this process; readers compare it to reuse results computed from specs.
 
     Attributes:
-        latest: an object that each change replaces. A change is a new mask, or a new entry of a composite. A call of an
-            environment in another process counts as a change, since that process may have set masks.
+        latest: an object that each change replaces. A change is a new mask (also a removed one), or a new entry of a
+            composite. Removing an entry isn't a change. A call of an environment in another process counts as a change,
+            since that process may have set masks.
     """
 
     latest = object()
@@ -74,6 +75,9 @@ class Lockable(ABC):
 
         Returns:
             the composite itself.
+
+        Raises:
+            UnsupportedError: if the composite is a copy of a part of another spec.
         """
         self.require_own("lock_")
         self._set_lock(True, False, recurse is not False)
@@ -215,6 +219,7 @@ class SpecMapping(Lockable, TensorSpec):
 
         Raises:
             InvalidTypeError: if a dtype isn't that of the spec.
+            MissingKeyError: if the spec has no entry under a selected key.
         """
         if selected_keys is None:
             self._check_types(value)
@@ -239,6 +244,10 @@ class SpecMapping(Lockable, TensorSpec):
 
     def set(self, name: Key, spec: Entry | Mapping[Any, Any]) -> Self:
         """Set the spec under a key; missing composites on the path of a nested key are created.
+
+        The entry is the object `spec` itself, so that later changes of it take effect here. It is a copy if `spec` is
+        read-only, on another device than the composite, or a composite with fewer dimensions. The latter gets the batch
+        size of this composite.
 
         Args:
             name: the key: a name or a tuple of names.
@@ -275,6 +284,7 @@ class SpecMapping(Lockable, TensorSpec):
 
         Raises:
             MissingKeyError: if the key is missing and no default is given.
+            InvalidTypeError: if `item` is neither a string nor a tuple of strings.
         """
         node: Any = self
         for name in as_path(item):
@@ -291,6 +301,7 @@ class SpecMapping(Lockable, TensorSpec):
 
         Raises:
             MissingKeyError: if the key is missing and no default is given.
+            UnsupportedError: if the key exists, and the composite is locked or a copy of a part of another spec.
         """
         spec = self.get(key, default)
         if key in self:
@@ -301,11 +312,15 @@ class SpecMapping(Lockable, TensorSpec):
         """Move the entries under `keys` from the composite to a new one.
 
         Args:
-            keys: the keys to move; missing keys are skipped, unless there is a default.
+            keys: the keys to move; missing keys are skipped, unless there is a default. An unspecified entry (None) is
+                removed, but not added to the new composite.
             default: the spec for missing keys; None: skip them.
 
         Returns:
             a composite with the entries; None if it would be empty.
+
+        Raises:
+            UnsupportedError: if the composite is locked, or a copy of a part of another spec.
         """
         separated = {key: spec for key in keys if (spec := self.pop(key, default)) is not None}
         return self.empty().update(separated) if separated else None
@@ -349,7 +364,8 @@ class SpecMapping(Lockable, TensorSpec):
         Args:
             include_nested: include the keys of nested composites, as tuples.
             leaves_only: leave out composites.
-            is_leaf: a function of a composite's class; if it returns True, such composites count as leaves, too.
+            is_leaf: a function of a composite's class; if it returns True, `leaves_only` keeps such composites. Their
+                entries are included as before.
             step_mdp_static_only: treat composites made with `step_mdp_static` as leaves, and leave out their entries.
         """
         return SpecKeys(dict(self._walk(include_nested, leaves_only, is_leaf, step_mdp_static_only)))
@@ -362,7 +378,7 @@ class SpecMapping(Lockable, TensorSpec):
         is_leaf: LeafTest | None = None,
         step_mdp_static_only: bool = False,
     ) -> ValuesView[Any]:
-        """Return the specs; see `keys` for the arguments."""
+        """Return the specs in the order of `keys`; see there for the arguments. The view shows no later changes."""
         return dict(self._walk(include_nested, leaves_only, is_leaf, step_mdp_static_only)).values()
 
     def items(
@@ -373,7 +389,7 @@ class SpecMapping(Lockable, TensorSpec):
         is_leaf: LeafTest | None = None,
         step_mdp_static_only: bool = False,
     ) -> ItemsView[Key, Any]:
-        """Return keys and specs; see `keys` for the arguments."""
+        """Return keys and specs in the order of `keys`; see there for the arguments. They don't show later changes."""
         return dict(self._walk(include_nested, leaves_only, is_leaf, step_mdp_static_only)).items()
 
     def is_empty(self, recurse: bool = False) -> bool:
@@ -381,7 +397,7 @@ class SpecMapping(Lockable, TensorSpec):
         return not (self.keys(True, True) if recurse else self._entries())
 
     def select(self, *keys: Key, strict: bool = True) -> SpecMapping:
-        """Return a composite with only the entries under `keys`; it shares the leaves with this one.
+        """Return an unlocked composite with only the entries under `keys`; it shares the leaves with this one.
 
         Raises:
             MissingKeyError: if `strict` is True and a key is missing.
@@ -394,7 +410,10 @@ class SpecMapping(Lockable, TensorSpec):
         return new
 
     def exclude(self, *keys: Key) -> SpecMapping:
-        """Return a composite without the entries under `keys`; it shares the leaves, and missing keys are ignored."""
+        """Return an unlocked composite without the entries under `keys`; missing keys are ignored.
+
+        The result shares the leaves with this composite. Nested composites are copied.
+        """
         paths = {as_path(key) for key in keys}
         new = self.empty()
         for name, spec in self._entries().items():
@@ -423,7 +442,12 @@ class SpecMapping(Lockable, TensorSpec):
         return spec if self.device is None else spec.to(self.device)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the spec under a key; for any other index, the composite of the indexed batch."""
+        """Return the spec under a key; for any other index, the composite of the indexed batch, a read-only copy.
+
+        Raises:
+            MissingKeyError: if the key is missing.
+            IndexRangeError: if the index is out of range.
+        """
         return self.get(index) if is_key(index) else super().__getitem__(index)
 
     def __setitem__(self, key: Key, spec: Entry | Mapping[Any, Any]) -> None:
@@ -435,7 +459,7 @@ class SpecMapping(Lockable, TensorSpec):
 
         Raises:
             MissingKeyError: if the key is missing.
-            UnsupportedError: if the composite is locked.
+            UnsupportedError: if the composite is locked, or a copy of a part of another spec.
         """
         self.get(key)
         name, *rest = as_path(key)

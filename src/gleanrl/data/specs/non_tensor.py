@@ -95,11 +95,19 @@ class NonTensor(Unbindable, TensorSpec):
         return value
 
     def encode(self, val: Any, *, ignore_device: bool = False) -> Any:
-        """Return `val` wrapped as non-tensor data; a wrapped value is checked and returned unchanged."""
+        """Return `val` wrapped as non-tensor data; a wrapped value is returned unchanged.
+
+        Raises:
+            SpecError: if a wrapped value isn't in the domain.
+        """
         return self.project(val) if is_non_tensor(val) else self._wrapped(val, torch.Size())
 
     def to_numpy(self, val: Any, safe: bool | None = None) -> Any:
-        """Return the wrapped object, for a stack a nested list; the value is checked unless `safe` is False."""
+        """Return the wrapped object, for a stack a nested list; a value that isn't wrapped is returned unchanged.
+
+        Raises:
+            SpecError: if the value isn't in the domain, unless `safe` is False.
+        """
         checked = val if safe is False else self.project(val)
         if not is_non_tensor(checked):
             return checked
@@ -259,7 +267,8 @@ def _stacked(data: Any, ndim: int, device: torch.device | None) -> Any:
 class Choice(Unbindable, TensorSpec):
     """The union of several domains with the same kind, shape, dtype and device.
 
-    `rand` picks one of the choices uniformly, and draws all values from it. `zero` and `one` use the first choice.
+    `rand` picks one of the choices uniformly, and draws all values from it. `zero`, `one` and `project` use the first
+    choice. `project` returns a value of another choice unchanged.
 
     Examples:
         >>> from gleanrl.data.specs import Bounded
@@ -337,7 +346,11 @@ class Choice(Unbindable, TensorSpec):
         return kind.encode(val, ignore_device=ignore_device)
 
     def to_numpy(self, val: Any, safe: bool | None = None) -> Any:
-        """Convert a value to the form that an environment takes; it is checked unless `safe` is False."""
+        """Convert a value to the form that an environment takes.
+
+        Raises:
+            SpecError: if no choice allows the value, unless `safe` is False.
+        """
         if safe is not False:
             self.assert_is_in(val)
         return self.choices[0].to_numpy(val, safe=False)

@@ -192,7 +192,7 @@ class StackedMembers(TensorSpec):
         return self._merged(values, self.stack_dim + 1)
 
     def clear_device_(self) -> Self:
-        """Drop the device of composites.
+        """Drop the device of composites among the members, in place. Members that are leaves keep theirs.
 
         Returns:
             the stack itself.
@@ -352,7 +352,8 @@ class StackedComposite(StackedMembers, SpecMapping):
     """Composites that differ, stacked along a dimension of their batch size.
 
     Its keys are the keys that all members have. An entry is the stack of the members' entries. Setting an entry sets
-    its parts in the members. Its length is the size of the first dimension, like the length of `Stacked`.
+    its parts in the members. Its length is the size of the first dimension, like the length of `Stacked`, but iteration
+    gives the keys. The stack is locked at first if all members are.
 
     Args:
         specs: the members, composites of one shape.
@@ -458,9 +459,10 @@ class StackedComposite(StackedMembers, SpecMapping):
 def stack_specs(specs: Sequence[TensorSpec], dim: int = 0, *, out: None = None) -> Any:
     """Return the spec of stacked values; `torch.stack` of specs calls this function.
 
-    Equal specs give a spec of the same class with a new dimension. Unlike specs give a `Stacked` or
-    `StackedComposite`, which holds the given objects as its members. Specs that differ only in the examples of
-    non-tensors count as equal, and the result has the examples of the first one.
+    Equal specs give a spec of the same class with a new dimension, which may share memory with the first one. Unlike
+    specs give a `Stacked` or `StackedComposite`, which holds the given objects as its members, and clones of read-only
+    ones. Specs that differ only in the examples of non-tensors count as equal, and the result has the examples of the
+    first one.
 
     Args:
         specs: at least one spec; either all or none are composites.
@@ -521,7 +523,7 @@ def has_choices(spec: TensorSpec) -> bool:
 
 
 def without_masks(spec: TensorSpec) -> TensorSpec:
-    """Return a copy of `spec` without masks; if the members of a stack are then equal, they become one spec."""
+    """Return an unlocked copy of `spec` without masks; members of a stack that are then equal become one spec."""
     if isinstance(spec, StackedMembers):
         merged: TensorSpec = stack([without_masks(member) for member in spec.specs], spec.stack_dim)
         return merged

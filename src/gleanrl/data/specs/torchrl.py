@@ -41,13 +41,14 @@ def from_torchrl(spec: Any) -> Any:
 
     The function selects the gleanrl class by the name of the spec's class, or of one of its base classes. It reads the
     public attributes that TorchRL's specs have: `shape`, `device`, `dtype`, `n`, `nvec`, `mask`, `space`, `items`,
-    `dim` and `unbind`. The result is a copy: it doesn't show later changes of `spec`, for example of its mask.
+    `dim` and `unbind`. The result is a copy: it doesn't show later changes of `spec`, for example of its mask. A copy
+    of a locked composite is unlocked. Names of dimensions aren't copied.
 
     Args:
         spec: a spec.
 
     Raises:
-        InvalidTypeError: if no class of the spec has the name of a gleanrl spec.
+        InvalidTypeError: if no class of the spec has the name of a gleanrl spec, or the spec is a `Choice`.
     """
     if spec is None or isinstance(spec, TensorSpec):
         return spec
@@ -57,7 +58,8 @@ def from_torchrl(spec: Any) -> Any:
 def to_torchrl(spec: Any) -> Any:
     """Convert a gleanrl spec to a spec of TorchRL; return any other object unchanged.
 
-    The result is a copy: it doesn't show later changes of `spec`, for example of its mask.
+    The result is a copy: it doesn't show later changes of `spec`, for example of its mask. A copy of a locked composite
+    is locked. Names of dimensions and provisional numbers of choices aren't copied.
 
     Args:
         spec: a spec.
@@ -166,7 +168,10 @@ WORDS = ("spec", "action_space")
 
 
 def install() -> None:
-    """Install the import hook, and wrap modules that are imported already; the package calls this once on import."""
+    """Install the import hook, and wrap modules that are imported already.
+
+    The package calls this once on import. Another call would install a second hook.
+    """
     for name, module in list(sys.modules.items()):
         if name.startswith(PACKAGES):
             adapt(module)
@@ -174,7 +179,10 @@ def install() -> None:
 
 
 def adapt(module: ModuleType) -> None:
-    """Wrap the functions that take specs: functions that the module defines, and methods of its classes."""
+    """Wrap the functions that take specs, in place: functions of the module, and methods of the classes it defines.
+
+    Setters of properties are wrapped if the name of the property contains "spec".
+    """
     for name, value in list(vars(module).items()):
         if getattr(value, "__module__", None) != module.__name__:
             continue
