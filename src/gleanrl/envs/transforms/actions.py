@@ -51,6 +51,11 @@ class ActionMask(Following):
         action_key: key of a discrete action.
         mask_key: key of the mask, an observation of booleans or of integers 0 and 1. It has one value for each choice,
             or for several choices one for each combination; see `ChoiceSpec.update_mask`.
+
+    Raises:
+        InvalidTypeError: when specs are derived, if the action isn't discrete.
+        MissingKeyError: at a step or reset without the mask.
+        InvalidArgumentError: at a step or reset, if the mask doesn't fit, or forbids all choices in mid-episode.
     """
 
     on_rows = True
@@ -137,7 +142,11 @@ class ActionMask(Following):
             self.container.empty_cache()  # a later transform renames or replaces the action: derive the spec again
 
     def transform_action_spec(self, action_spec: Any) -> Any:
-        """Set the current mask in the action's spec, which must be a `ChoiceSpec`."""
+        """Return a copy of the spec with the current mask; before the first reset, return the spec itself.
+
+        Raises:
+            InvalidTypeError: if the action's spec isn't a `ChoiceSpec`.
+        """
         leaf = action_spec.get(self.action_key, None)
         if not isinstance(leaf, ChoiceSpec):
             raise InvalidTypeError(
@@ -167,6 +176,14 @@ class ActionDiscretizer(Transform):
             one; None for the middle.
         categorical: whether the user's action is an integer; otherwise it is a one-hot vector.
         seed: seed of random values; None draws one from torch's global generator at the first use.
+
+    Raises:
+        InvalidArgumentError: if `num_intervals` isn't positive integers. When specs are derived, also if it has another
+            number of components, or the action's bounds aren't finite.
+        InvalidTypeError: for another `sampling`. When specs are derived, also if the action isn't bounded and
+            floating-point.
+        MissingKeyError: when specs are derived, if the environment has no such action.
+        UnsupportedError: at use outside an environment.
     """
 
     on_rows = True
@@ -252,7 +269,7 @@ class ActionDiscretizer(Transform):
         return low + fraction * (high - low)
 
     def transform_action_spec(self, action_spec: Any) -> Any:
-        """Replace the continuous action by the discrete one."""
+        """Return a copy of the spec with the discrete action in place of the continuous one."""
         (key,), (out_key,) = self.in_keys_inv, self.out_keys_inv
         leaf = action_spec.get(key, None)
         if leaf is None:
@@ -288,6 +305,10 @@ class DiscreteActionProjection(Transform):
         action_key: key of the action.
         include_forward: whether actions in sampled batches of a buffer are padded to `max_actions`.
         seed: seed of random choices; None draws one from torch's global generator at the first use.
+
+    Raises:
+        InvalidArgumentError: for bad numbers of choices; at a step, for an action with another number of choices.
+        InvalidTypeError: when specs are derived, if the environment's action has another form.
     """
 
     on_rows = True
@@ -327,7 +348,7 @@ class DiscreteActionProjection(Transform):
         return torch.nn.functional.one_hot(choice, self.num_actions_effective).to(value.dtype)
 
     def forward(self, tensordict: Any) -> Any:
-        """Pad the actions of a sampled batch to `max_actions`, with `include_forward`."""
+        """Pad the actions of a sampled batch with zeros to `max_actions`, in place; only with `include_forward`."""
         if self.include_forward:
             for key in self.in_keys_inv:
                 action = tensordict.get(key)
@@ -339,7 +360,7 @@ class DiscreteActionProjection(Transform):
         return tensordict
 
     def transform_action_spec(self, action_spec: Any) -> Any:
-        """Give the action `max_actions` choices."""
+        """Return a copy of the spec in which the action has `max_actions` choices."""
         out = action_spec.clone()
         for key in self.in_keys_inv:
             leaf = action_spec[key]
@@ -360,9 +381,9 @@ class MultiAction(Transform):
     the chunk.
 
     If an episode ends within the chunk, its environment isn't stepped any more. In a batch this uses the ``"_step"``
-    mask of `EnvBase.step`. The last observation is repeated, and further rewards are 0. So stacks are always as long
-    as the chunk. Specs declare that length as -1: rollouts and collectors keep such entries in lists (see `Field`), and
-    random actions are chunks of length 1.
+    mask of `EnvBase.step`. In stacks the last observation is repeated, and further rewards are 0. So stacks are always
+    as long as the chunk. Specs declare that length as -1: rollouts and collectors keep such entries in lists (see
+    `Field`), and random actions are chunks of length 1.
 
     Args:
         dim: position of the chunk's dimension after the batch dimensions; 1 for directly after them.
@@ -374,7 +395,10 @@ class MultiAction(Transform):
         chunk_key: key under which the policy writes the chunk; None for the action's key.
 
     Raises:
-        InvalidArgumentError: a bad `dim`, or `chunk_key` for several actions.
+        InvalidArgumentError: a bad `dim`; at use, `chunk_key` for several actions.
+        MissingKeyError: at a step without a chunk.
+        SchemaError: at a step, if a chunk is empty or lacks its dimension, or chunks have different lengths.
+        UnsupportedError: at a step, if an episode ends early in a batch that can't leave members out.
 
     Examples:
         >>> import torch

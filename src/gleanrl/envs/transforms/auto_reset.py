@@ -86,6 +86,10 @@ class AutoResetTransform(_Keeper):
         fill_float: fill value of floating-point entries, ``"nan"`` or a number.
         fill_int: fill value of integers.
         fill_bool: fill value of booleans.
+
+    Raises:
+        InvalidArgumentError: when an episode ends, if `fill_int` is below the smallest number of an observation's
+            dtype. So unsigned integers, such as uint8 images, need another value than -1.
     """
 
     def __init__(
@@ -160,10 +164,13 @@ class VecGymEnvTransform(_Keeper):
 
     The environment returns last observations under `final_name`, and the first observations of the next episode in
     their place. The transform keeps the first observations for the reset that follows. `GymEnv` and `GymWrapper` need
-    no such transform.
+    no such transform. The group `final_name` is removed from all outputs.
 
     Args:
         final_name: group of the last observations: ``(final_name, *key)`` for the observation at ``key``.
+
+    Raises:
+        MissingKeyError: when an episode ends, if a last observation is absent.
     """
 
     def __init__(self, final_name: str = "final") -> None:
@@ -193,7 +200,7 @@ class VecGymEnvTransform(_Keeper):
         return record.exclude(self.final_name)
 
     def transform_observation_spec(self, observation_spec: Any) -> Any:
-        """Remove the entries under `final_name`."""
+        """Return a copy of the spec without the entries under `final_name`."""
         out = observation_spec.clone()
         for key in keys_of(observation_spec):
             if as_path(key)[0] == self.final_name:

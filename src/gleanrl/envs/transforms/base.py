@@ -34,7 +34,7 @@ from gleanrl.errors import (
 
 
 class Contained(StatefulModule):
-    """A module that belongs to one container, a `Compose` or a `TransformedEnv`.
+    """A module that belongs to at most one container, a `Compose` or a `TransformedEnv`.
 
     Its parent environment is the base environment with the transforms before this one. The parent is cached until
     `empty_cache` is called.
@@ -47,7 +47,7 @@ class Contained(StatefulModule):
 
     @property
     def holder(self) -> Any:
-        """The `Compose` or `TransformedEnv` that contains the transform directly; None if there is none."""
+        """The `Compose` or `TransformedEnv` that holds the transform directly; None if none does, or it was freed."""
         return None if self._holder is None else self._holder()
 
     @property
@@ -56,10 +56,13 @@ class Contained(StatefulModule):
         return None if self.holder is None else self.holder.container
 
     def set_container(self, container: Any) -> None:
-        """Put the transform into `container`, a `Compose` or a `TransformedEnv`.
+        """Record `container`, a `Compose` or a `TransformedEnv`, as the transform's container, and call `empty_cache`.
+
+        In an environment, a transform that doesn't learn there switches to evaluation mode.
 
         Raises:
-            ContainerError: if it is in another container already (also an AttributeError).
+            ContainerError: if another container holds it (also an AttributeError). A `Compose.clone()` outside an
+                environment gives its transforms away.
         """
         holder = self.holder
         if holder not in (None, container) and not (holder.container is None and holder.lends):
@@ -76,7 +79,7 @@ class Contained(StatefulModule):
             self.eval()
 
     def reset_parent(self) -> None:
-        """Take the transform out of its container."""
+        """Forget the container, and call `empty_cache`. The container's chain and the mode don't change."""
         self._holder = None
         self.empty_cache()
 
@@ -95,7 +98,10 @@ class Contained(StatefulModule):
 
     @property
     def parent(self) -> Any:
-        """The base environment with the transforms before this one; None outside an environment."""
+        """The base environment with the transforms before this one; None outside an environment.
+
+        It is a `TransformedEnv` that shares the base environment: a step of it steps that one.
+        """
         if self._parent_found is None and self.holder is not None:
             self._parent_found = [self.holder.environment_before(self)]
         return self._parent_found[0] if self._parent_found else None
@@ -106,11 +112,14 @@ class Contained(StatefulModule):
         return None if self.container is None else self.container.collector
 
     def home(self) -> torch.device | str | None:
-        """Return the device of carried values, which is the parent environment's; None outside an environment."""
+        """Return the device of carried values: the parent environment's, or "cpu" if it has none.
+
+        None outside an environment.
+        """
         return None if self.parent is None else self.parent.device or "cpu"
 
     def clone(self) -> Any:
-        """Return an independent copy that is in no container."""
+        """Return a deep copy that is in no container. The caches of this transform are emptied."""
         holder, self._holder = self._holder, None
         self.empty_cache()
         try:
@@ -119,7 +128,7 @@ class Contained(StatefulModule):
             self._holder = holder
 
     def twin(self) -> Any:
-        """Return a clone with the same parent environment."""
+        """Return a clone with the same parent environment, in no container."""
         parent, twin = self.parent, self.clone()
         twin._parent_found = [parent]
         return twin
@@ -133,7 +142,10 @@ Keys = NestedKey | Sequence[NestedKey]
 
 
 class KeyList:
-    """Descriptor for a list of keys: the list that was set, or the transform's default while that is None."""
+    """Descriptor for a list of keys: the list that was set, or the transform's default while that is None.
+
+    Setting it calls the transform's `empty_cache`.
+    """
 
     def __init__(self, doc: str) -> None:
         self.__doc__ = doc
@@ -153,7 +165,13 @@ class KeyList:
 
 
 def as_keys(name: str, keys: Keys | None) -> list[NestedKey] | None:
-    """Return `keys` as a list of keys in their shortest spelling. A string, or a tuple of strings, is one key."""
+    """Return `keys` as a list of keys in their shortest spelling. A string, or a tuple of strings, is one key.
+
+    None stays None.
+
+    Raises:
+        InvalidTypeError: if `keys` is neither a key nor a sequence.
+    """
     if keys is None:
         return None
     if isinstance(keys, str) or (isinstance(keys, tuple) and keys and all(isinstance(k, str) for k in keys)):
@@ -192,8 +210,9 @@ _HOOKS = ("_call", "_step", "_reset", "_inv_call", "inv", "_reset_env_preprocess
 def _takes_values(forward: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     """Return a `forward` that takes either a batch or the values of its `in_keys`.
 
-    Tensors by position belong to `in_keys` in order; keywords name further keys. The result is then the value at
-    `out_keys`, or a tuple if there are several.
+    Tensors by position belong to `in_keys` in order, and surplus ones are ignored. Keywords name further keys. The
+    result is then the value at `out_keys`, or a tuple unless there is exactly one. After a batch, further arguments are
+    ignored.
     """
 
     @functools.wraps(forward)
@@ -223,21 +242,24 @@ class Transform(Contained):
     In a replay buffer `forward` transforms each batch that is sampled, and `inv` each batch that is written. Keys are
     used unchanged there: name ``("next", "observation")`` too if the transform should change it.
 
-    A subclass overrides only the hooks that it needs:
+    A subclass overrides only the hooks that it needs. Each hook on a whole record returns the record. A hook on a `Row`
+    must change the row itself, because rollouts ignore the result.
 
     - ``_apply_transform(value)`` maps one entry. It is called for each of `in_keys`; the result is written under the
-      matching one of `out_keys`.
+      matching one of `out_keys`. An absent key raises `MissingKeyError`, except at a reset, or if absent keys are
+      tolerated (`set_missing_tolerance`).
     - ``_inv_apply_transform(value)`` maps one input, from `out_keys_inv` to `in_keys_inv`.
-    - ``_call(tensordict)`` transforms all outputs of a step. A reset doesn't call it, unless `_reset` does.
+    - ``_call(tensordict)`` transforms all outputs of a step. A reset doesn't call an override, unless `_reset` does or
+      the class sets `call_on_reset`.
     - ``_inv_call(tensordict)`` transforms the inputs. A subclass may override `inv` instead.
     - ``_step(tensordict, next_tensordict)`` transforms an outcome; its first argument is the root.
     - ``_reset(tensordict, tensordict_reset)`` transforms the result of a reset; its first argument is the request. The
-      ``"_reset"`` mask in the request marks the environments that are reset. Results for other environments are
-      ignored.
+      ``"_reset"`` mask in the request marks the environments that are reset; without a mask all are. Results for other
+      environments are ignored.
     - ``_reset_env_preprocess(tensordict)`` changes the request of a reset, None or a TensorDict, before the
       environment gets it.
-    - ``transform_*_spec(spec)`` returns the transformed spec. An output that no spec declares becomes an observation
-      that is zero after a reset, with a warning.
+    - ``transform_*_spec(spec)`` returns the transformed spec. An output that `_call` adds without a spec becomes an
+      observation that is zero after a reset, with a warning.
     - ``close()`` is called when the environment is closed.
 
     In rollouts the hooks get a `Row`: the tensors of one row of a block. This isn't so if a transform of the chain
@@ -313,7 +335,7 @@ class Transform(Contained):
         return paired(self, "in_keys", self.in_keys, "out_keys", self.out_keys)
 
     def pairs_inv(self) -> list[tuple[NestedKey, NestedKey]]:
-        """Return `in_keys_inv` with `out_keys_inv`, pair by pair."""
+        """Return `in_keys_inv` with `out_keys_inv`, pair by pair; raise as `pairs` does."""
         if self._pairs_inv_found is None:
             self._pairs_inv_found = self._find_pairs_inv()
         return self._pairs_inv_found
@@ -335,7 +357,7 @@ class Transform(Contained):
         return []
 
     def set_missing_tolerance(self, mode: bool) -> None:
-        """Set whether absent `in_keys` are skipped; otherwise they raise."""
+        """Set whether absent `in_keys` and `out_keys_inv` are skipped; otherwise they raise `MissingKeyError`."""
         self.missing_tolerance = mode
 
     # ----------------------------------------------------------------- hooks
@@ -372,7 +394,7 @@ class Transform(Contained):
         return tensordict_reset
 
     def _reset_env_preprocess(self, tensordict: TensorDictBase | None) -> TensorDictBase | None:
-        """Return the request of a reset for the environment."""
+        """Return the request of a reset for the environment: `tensordict`, or with `enable_inv_on_reset` its `inv`."""
         if tensordict is None or not self.enable_inv_on_reset:
             return tensordict
         return self._tolerantly(self.inv, tensordict)
@@ -398,12 +420,13 @@ class Transform(Contained):
     def forward(self, tensordict: Any) -> Any:
         """Transform a batch that is sampled from a buffer, in place, and return it.
 
-        Called with the values of `in_keys`, in order or by name, it returns the values of `out_keys`.
+        Called with the values of `in_keys`, in order or by name, it returns the values of `out_keys`. An absent key
+        raises `MissingKeyError`, unless it is tolerated.
         """
         return self._call(tensordict)
 
     def inv(self, tensordict: TensorDictBase) -> Any:
-        """Return the batch to write in place of `tensordict`, which isn't changed. None writes nothing for now."""
+        """Return the batch to store instead of `tensordict`, which stays unchanged; None to store nothing yet."""
         return self._inv_call(tensordict.clone(recurse=False))
 
     def inverting(self) -> Callable[[Record], Any]:
@@ -411,7 +434,10 @@ class Transform(Contained):
         return self.inv if overridden(self, "inv", of=Transform) else self._inv_call
 
     def takes_rows(self) -> bool:
-        """Return whether all hooks accept a `Row`: each class that defines a hook must declare ``on_rows = True``."""
+        """Return whether all hooks accept a `Row`: each class that defines a hook must declare ``on_rows = True``.
+
+        False also if a hook was assigned to the object, and with `enable_inv_on_reset`.
+        """
         if not self.__dict__.keys().isdisjoint(_HOOKS):
             return False  # a hook was assigned to this object, and may need a TensorDict
         owners = [next(c for c in type(self).__mro__ if hook in vars(c)) for hook in _HOOKS]
@@ -445,6 +471,8 @@ class Transform(Contained):
     def keeps_first(self, rows: torch.Tensor | None) -> bool:
         """Return whether it has kept the first observations of environments that have just reset themselves.
 
+        The default returns False.
+
         Args:
             rows: ``(*batch,)`` bool, the environments in question; None for all.
         """
@@ -459,11 +487,11 @@ class Transform(Contained):
         return self._spec("observation", observation_spec)
 
     def transform_reward_spec(self, reward_spec: Any) -> Any:
-        """Return the full reward spec on the user's side."""
+        """Return the full reward spec on the user's side; by default `reward_spec` itself."""
         return self._spec("reward", reward_spec)
 
     def transform_done_spec(self, done_spec: Any) -> Any:
-        """Return the full done spec on the user's side."""
+        """Return the full done spec on the user's side; by default `done_spec` itself."""
         return self._spec("done", done_spec)
 
     def transform_action_spec(self, action_spec: Any) -> Any:
@@ -471,7 +499,7 @@ class Transform(Contained):
         return self._spec("action", action_spec)
 
     def transform_state_spec(self, state_spec: Any) -> Any:
-        """Return the full state spec on the user's side."""
+        """Return the full state spec on the user's side; by default `out_keys_inv` replace `in_keys_inv`."""
         return self._spec("state", state_spec)
 
     def _spec(self, role: str, spec: Any) -> Any:
@@ -492,11 +520,11 @@ class Transform(Contained):
         return map_leaves(spec, added, lambda leaf: leaf.clone()) if added else spec
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
-        """Return the spec of all outputs: ``full_{observation,reward,done}_spec``."""
+        """Return the spec of all outputs on the user's side: ``full_{observation,reward,done}_spec``."""
         return self._transformed(output_spec, "observation", "reward", "done")
 
     def transform_input_spec(self, input_spec: Composite) -> Composite:
-        """Return the spec of all inputs: ``full_{action,state}_spec``."""
+        """Return the spec of all inputs on the user's side: ``full_{action,state}_spec``."""
         return self._transformed(input_spec, "action", "state")
 
     def _transformed(self, specs: Composite, *roles: str) -> Composite:
@@ -507,11 +535,11 @@ class Transform(Contained):
         return out
 
     def transform_env_device(self, device: torch.device | None) -> torch.device | None:
-        """Return the device on the user's side."""
+        """Return the device on the user's side; by default `device` itself."""
         return device
 
     def transform_env_batch_size(self, batch_size: torch.Size) -> torch.Size:
-        """Return the batch size on the user's side."""
+        """Return the batch size on the user's side; by default `batch_size` itself."""
         return batch_size
 
     # ------------------------------------------------------------------ rest
@@ -525,7 +553,7 @@ class Transform(Contained):
         """Do nothing. Trainers call it after an evaluation, so that transforms write out their recordings."""
 
     def seeded(self) -> None:
-        """Do nothing; called when the environment is seeded."""
+        """Do nothing; called when the environment is seeded, after the transform's `generator`."""
 
     def parts(self) -> Mapping[str, Stateful[Any]]:
         """Return the parts of the state by name: the generator, if there is one."""
@@ -538,7 +566,7 @@ class Transform(Contained):
     def tried(self, outcome: TensorDictBase) -> TensorDictBase:
         """Return a step's outcome, transformed by the `_call` of a clone with the same parent.
 
-        The clone keeps the trial from changing this transform's state.
+        The clone keeps the trial from changing this transform's state. `outcome` itself may be changed.
         """
         return self.twin()._call(outcome)
 

@@ -25,7 +25,8 @@ class DTypeCastTransform(EntryTransform):
     """Casts outputs of the environment to `dtype_out`, and inputs back to `dtype_in`.
 
     Without keys it casts all entries of the dtype in question. In an environment these are the declared ones. In a
-    buffer a sample casts `dtype_in` to `dtype_out`, and a write casts `dtype_out` to `dtype_in`.
+    buffer a sample casts `dtype_in` to `dtype_out`, and a write casts `dtype_out` to `dtype_in`. Entries at given keys
+    are cast from any dtype.
 
     Args:
         dtype_in: dtype on the environment's side.
@@ -132,8 +133,8 @@ class DeviceCastTransform(EntryTransform):
         device: the device on the user's side.
         orig_device: the device on the side of the environment or storage. None for the environment's device; in a
             buffer, None leaves written data on its device.
-        in_keys: outputs to move. If they or `in_keys_inv` are given, other entries stay on their device, and
-            TensorDicts declare no device.
+        in_keys: outputs to move. If they or `in_keys_inv` are given, other entries stay on their device. TensorDicts
+            then declare no device, unless both sides have the same device.
         out_keys: keys of the results; None for in place.
         in_keys_inv: inputs to move back.
         out_keys_inv: keys that the user writes; None for `in_keys_inv`.
@@ -169,7 +170,7 @@ class DeviceCastTransform(EntryTransform):
 
     @property
     def orig_device(self) -> torch.device | None:
-        """The device on the environment's side."""
+        """The device on the environment's side; None if it isn't known, or the environment declares none."""
         if self._orig_device is None and self.parent is not None:
             return as_device(self.parent.device)
         return self._orig_device
@@ -199,7 +200,7 @@ class DeviceCastTransform(EntryTransform):
         return specs.to(self.device) if self.device is not None else specs
 
     def transform_env_device(self, device: torch.device | None) -> torch.device | None:
-        """Return the device on the user's side."""
+        """Return the device on the user's side; None if the sides differ and only some entries are moved."""
         return self.device if self.everything or device == self.device else None
 
     def extra_repr(self) -> str:
@@ -208,7 +209,7 @@ class DeviceCastTransform(EntryTransform):
 
 
 class PinMemoryTransform(Transform):
-    """Copies outputs into pinned memory, from which transfers to an accelerator are faster.
+    """Copies the results of steps and resets, or sampled batches, into pinned memory. Copies to a GPU are then faster.
 
     Raises:
         UnsupportedError: at the first use, if CUDA isn't available.

@@ -28,6 +28,9 @@ class Compose(Transform):
     Args:
         transforms: transforms or callables (see `as_transform`).
 
+    Raises:
+        ContainerError: if a transform is in another container (also an AttributeError).
+
     Examples:
         >>> from gleanrl.envs.transforms import InitTracker, StepCounter
         >>> len(Compose(StepCounter(), InitTracker()))
@@ -52,13 +55,16 @@ class Compose(Transform):
         return new
 
     def clone(self) -> Any:
-        """Return an independent copy that is in no container. Its transforms may be put into another container."""
+        """Return a deep copy that is in no container.
+
+        While the copy is outside an environment, other containers may take its transforms.
+        """
         copy = super().clone()
         copy.lends = True
         return copy
 
     def set_container(self, container: Any) -> None:
-        """Put the chain into `container`.
+        """Put the chain into `container`, empty the caches, and call `enter`.
 
         Raises:
             ContainerError: if the chain, or one of its transforms, is in another container (also an AttributeError).
@@ -90,14 +96,18 @@ class Compose(Transform):
         return self.transforms[index]
 
     def append(self, transform: Any) -> None:
-        """Add a transform at the end."""
+        """Add a transform, or a callable, at the end; see `insert`."""
         self.insert(len(self), transform)
 
     def insert(self, index: int, transform: Any) -> None:
-        """Insert a transform before the one at `index`, which may be negative.
+        """Insert a transform, or a callable, before the one at `index`, which may be negative; ``len(self)`` appends.
+
+        The caches of the chain and of its container are emptied. After an error nothing has changed.
 
         Raises:
             IndexError: if `index` is out of range.
+            ContainerError: if the transform is in a container already, this one included (also an AttributeError).
+            InvalidTypeError, UnsupportedError: see `as_transform`.
         """
         if not -len(self) <= index <= len(self):
             raise IndexError(f"insert: expected an index from {-len(self)} to {len(self)}, got {index}")
@@ -107,7 +117,7 @@ class Compose(Transform):
         self._changed()
 
     def pop(self, index: int = -1) -> Any:
-        """Remove the transform at `index` and return it.
+        """Remove the transform at `index` and return it. It is then in no container.
 
         Raises:
             IndexError: if there is none.
@@ -117,14 +127,19 @@ class Compose(Transform):
         return transform
 
     def __delitem__(self, index: int) -> None:
-        """Remove the transform at `index`."""
+        """Remove the transform at `index`, which is then in no container; raise `IndexError` if there is none."""
         transform = self[index]
         del self.transforms[index]
         transform.reset_parent()
         self._changed()
 
     def __setitem__(self, index: int, transform: Any) -> None:
-        """Replace the transform at `index` by another transform or a callable."""
+        """Replace the transform at `index` by another transform or a callable; the same transform changes nothing.
+
+        Raises:
+            IndexError: if there is no transform at `index`.
+            ContainerError: if the new transform is in a container already (also an AttributeError).
+        """
         before, transform = self[index], as_transform(transform)
         if transform is before:
             return
@@ -172,7 +187,7 @@ class Compose(Transform):
         return tensordict
 
     def forward(self, tensordict: Any) -> Any:
-        """Transform a batch that is sampled from a buffer."""
+        """Return a sampled batch after all transforms, the first one first; the batch may be changed in place."""
         for transform in self.chain():
             tensordict = transform(tensordict)
         return tensordict
@@ -220,14 +235,17 @@ class Compose(Transform):
 
     # ------------------------------------------------------------- container
     def environment_before(self, child: Transform, after: Sequence[Transform] = ()) -> Any:
-        """Return the environment with the transforms before `child`, followed by `after`; None outside one."""
+        """Return the environment with the transforms before `child`, followed by `after`.
+
+        None if the chain is in no environment.
+        """
         if self.holder is None:
             return None
         position = next(i for i, transform in enumerate(self.chain()) if transform is child)
         return self.holder.environment_before(self, [*self.chain()[:position], *after])
 
     def enter(self) -> None:
-        """Switch the chain to evaluation mode if it is in an environment, and let its transforms follow.
+        """Switch the chain to evaluation mode if it is in an environment, and call `enter` of its transforms.
 
         Transforms that belong to another container aren't changed; see `uncontained`.
         """
@@ -253,7 +271,7 @@ class Compose(Transform):
             transform.empty_cache()
 
     def set_missing_tolerance(self, mode: bool) -> None:
-        """Set for all transforms whether absent `in_keys` are skipped; otherwise they raise."""
+        """Set for all transforms whether absent keys are skipped; see `Transform.set_missing_tolerance`."""
         super().set_missing_tolerance(mode)
         for transform in self.chain():
             transform.set_missing_tolerance(mode)
@@ -265,10 +283,13 @@ class Compose(Transform):
 
 
 class CallableTransform(Transform):
-    """Applies a function to the outputs of an environment, or to the sampled batches of a buffer.
+    """Applies a function to the results of an environment's steps and resets, or to the sampled batches of a buffer.
 
     Args:
         function: takes a TensorDict and returns it, or another one.
+
+    Raises:
+        InvalidTypeError: at use, if the function returns None.
     """
 
     on_rows = False
@@ -306,7 +327,7 @@ def as_transform(transform: Any) -> Any:
 
     Raises:
         InvalidTypeError: if it is neither a transform nor a callable (also a TypeError).
-        UnsupportedError: if it is another library's transform.
+        UnsupportedError: if it is a transform of a library other than TorchRL.
     """
     if isinstance(transform, Transform):
         return transform
@@ -323,7 +344,7 @@ def as_transform(transform: Any) -> Any:
 
 
 def flattened(transform: Transform) -> list[Transform]:
-    """Return the transforms of nested chains in order, as one list."""
+    """Return the transforms of nested chains in order, as one list. A subclass of `Compose` isn't flattened."""
     if type(transform) is Compose:
         return [inner for child in transform.chain() for inner in flattened(child)]
     return [transform]

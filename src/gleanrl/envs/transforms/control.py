@@ -122,6 +122,9 @@ class EndOfLifeTransform(EnvTransform):
         done_key: key of the done flag.
         eol_attribute: path of the base environment's attribute with the number of lives, or with a function that
             returns it.
+
+    Raises:
+        UnsupportedError: at a reset or step, if the base environment lacks the attribute.
     """
 
     def __init__(
@@ -178,6 +181,10 @@ class TimeMaxPool(Following):
         out_keys: keys of the results; None for in place.
         T: number of observations, the newest included, at least 1.
         reset_key: the ``"_reset"`` mask that begins a new episode; None for any of the environment's.
+
+    Raises:
+        InvalidArgumentError: if `T` is below 1.
+        UnsupportedError: at a step before the first reset.
     """
 
     on_rows = True
@@ -281,7 +288,8 @@ class ConditionalPolicySwitch(Transform):
     """Lets another policy take one more step where a condition holds after a step or a reset.
 
     The condition isn't checked again after that step. The user sees both steps as one, with the root of the first and
-    the outcome of the second. Environments whose episode has ended aren't stepped. `policy` acts on the environment
+    the outcome of the second. The first reward is lost. After a reset the user sees only the observations and flags of
+    the step's outcome. Environments whose episode has ended aren't stepped. `policy` acts on the environment
     with the transforms before this one.
 
     Args:

@@ -53,7 +53,7 @@ class Counting(Following):
 
     @abstractmethod
     def catch_up(self, rows: SkippedRows) -> None:
-        """Write the results of `_step` for all of `rows`.
+        """Write the results of `_step` for all of `rows`, and set the carried values as after the last row.
 
         A second call with the same rows must have the same result. `rows` may hold any number of rows.
         """

@@ -19,7 +19,7 @@ from gleanrl.errors import InvalidArgumentError, MissingKeyError, UnsupportedErr
 
 
 class EnvTransform(Transform):
-    """A transform for the steps and resets of an environment; a replay buffer can't use it."""
+    """A transform for an environment's steps and resets; in a replay buffer, sampling raises `UnsupportedError`."""
 
     def forward(self, tensordict: Any) -> Any:
         """Raise `UnsupportedError`: the transform works in an environment only."""

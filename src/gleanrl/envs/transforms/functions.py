@@ -19,8 +19,8 @@ from gleanrl.errors import UnsupportedError
 class UnaryTransform(EntryTransform):
     """Maps entries by a function, which may return a tensor or any object.
 
-    The specs of the results are found by a call on zeros. A tensor gives its shape and dtype; any other result is
-    declared as `NonTensor`.
+    The specs of the results are found by a call of `fn` on zeros. A tensor gives its shape and dtype; any other result
+    is declared as `NonTensor`. Specs of inputs are only renamed.
 
     Args:
         in_keys: entries to read.
@@ -80,7 +80,8 @@ class Hash(UnaryTransform):
         seed: see `hash_fn`.
         use_raw_nontensor: see `UnaryTransform`.
         repertoire: a dictionary that maps each hash, as a tuple, to the original value; filled in place, not copied.
-            None keeps no values; with `in_keys_inv` it makes a new dictionary.
+            It also gets the zeros from which specs are derived. None keeps no values; with `in_keys_inv` it makes a new
+            dictionary.
     """
 
     def __init__(
@@ -135,7 +136,8 @@ class Hash(UnaryTransform):
     def reproducible_hash(string: Any, seed: Any = None) -> Tensor:
         """Return the SHA-256 digest of a string or of a tensor's bytes, ``(32,)`` uint8.
 
-        It is the same in every process, unlike `hash`. Other objects are hashed by their ``str``.
+        It is the same in every process, unlike `hash`. Other objects are hashed by their ``str``. The ``str`` of a
+        `seed` is put before the hashed bytes.
         """
         text = (
             string.detach().cpu().contiguous().numpy().tobytes()

@@ -53,7 +53,8 @@ class CatFrames(EntryTransform, Following):
             all flags.
 
     Raises:
-        InvalidArgumentError: for a bad `N`, `dim` or `padding`.
+        InvalidArgumentError: for a bad `N`, `dim` or `padding`, or an unknown keyword.
+        UnsupportedError: at a step before the first reset.
     """
 
     on_rows = True
@@ -181,7 +182,7 @@ class CatFrames(EntryTransform, Following):
         return transform, SliceSampler(slice_len=self.N, **sampler_kwargs).count_slices()
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Stack a sampled batch ``[*B, T]``; with `as_inverse` return it unchanged."""
+        """Stack a sampled batch ``[*B, T]`` in place, and return it; with `as_inverse` return it unchanged."""
         return tensordict if self.as_inverse else self.unfolded(tensordict)
 
     def _inv_call(self, tensordict: Record) -> Record:
@@ -299,6 +300,9 @@ class ToTensorImage(_ImageTransform):
         out_keys: keys of the results; None for in place.
         shape_tolerant: whether images that are channels-first already keep their order. These have 1 or 3 channels, and
             a last dimension of another size.
+
+    Raises:
+        SchemaError: at use, if an image has fewer than three dimensions.
     """
 
     def __init__(
@@ -340,6 +344,9 @@ class GrayScale(_ImageTransform):
     Args:
         in_keys: images; None for ``["pixels"]``.
         out_keys: keys of the results; None for in place.
+
+    Raises:
+        SchemaError: at use, if an image doesn't have three channels.
     """
 
     def _apply_transform(self, value: Tensor) -> Tensor:
@@ -365,6 +372,10 @@ class Resize(_ImageTransform):
             `torch.nn.functional.interpolate`, without anti-aliasing.
         in_keys: images; None for ``["pixels"]``.
         out_keys: keys of the results; None for in place.
+
+    Raises:
+        InvalidArgumentError: for another `interpolation`, or a bad `w` or `h`.
+        SchemaError: at use, if an image has fewer than three dimensions.
     """
 
     shows = ("w", "h", "interpolation")
@@ -449,7 +460,7 @@ class Crop(_ImageTransform):
 
 
 class CenterCrop(Crop):
-    """Cuts the center out of ``(..., C, H, W)`` images.
+    """Cuts the center out of ``(..., C, H, W)`` images; raises as `Crop` does.
 
     Args:
         w: width.

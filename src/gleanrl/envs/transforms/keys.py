@@ -27,7 +27,12 @@ class RenameTransform(Transform):
         out_keys: the user's keys of these outputs.
         in_keys_inv: the environment's keys of inputs.
         out_keys_inv: the user's keys of these inputs.
-        create_copy: whether the entries remain under the old keys too.
+        create_copy: whether the entries remain under the old keys too. The new keys then get copies.
+
+    Raises:
+        InvalidArgumentError: if lists of keys have different lengths.
+        UnsupportedError: if an output key is a flag.
+        MissingKeyError: at use, if an entry is absent, except at a reset.
     """
 
     on_rows = True

@@ -26,7 +26,7 @@ class ObservationNorm(EntryTransform):
     Args:
         loc: location, a number or a tensor that broadcasts with the observations; None to estimate it by `init_stats`.
         scale: scale, a number or a tensor likewise; None to estimate it.
-        in_keys: observations; None for all floating-point ones.
+        in_keys: observations; None for all floating-point ones of the environment.
         out_keys: keys of the results; None for in place.
         in_keys_inv: inputs that the environment reads, the results of the inverse map.
         out_keys_inv: keys that the user writes; None for `in_keys_inv`.
@@ -34,7 +34,10 @@ class ObservationNorm(EntryTransform):
         eps: lower bound of the scale in the second form, and of the deviation in `init_stats`.
 
     Raises:
-        MissingArgumentError: at the first use, if loc and scale were neither given nor estimated.
+        MissingArgumentError: at the first use, if loc and scale were neither given nor estimated. Outside an
+            environment, also if `in_keys` weren't given.
+        InvalidArgumentError: if only one of loc and scale is given.
+        InvalidTypeError: if one of them is a `torch.nn.Parameter`.
 
     Examples:
         >>> norm = ObservationNorm(loc=1.0, scale=2.0, in_keys=["obs"], standard_normal=True)
@@ -84,7 +87,7 @@ class ObservationNorm(EntryTransform):
 
     @property
     def initialized(self) -> bool:
-        """Whether loc and scale are given or estimated."""
+        """Whether loc and scale are known: given, estimated or loaded."""
         return self.loc is not None
 
     def init_stats(
@@ -95,11 +98,12 @@ class ObservationNorm(EntryTransform):
         key: NestedKey | None = None,
         keep_dims: tuple[int, ...] | None = None,
     ) -> None:
-        """Estimate loc and scale from random steps of the environment.
+        """Estimate loc and scale from random steps of the environment, which is reset first.
 
-        The results are such that these observations get mean 0 and standard deviation 1, in either form. The steps are
-        taken in the parent environment, so transforms before this one are included. Without `standard_normal` the
-        standardizing map is rewritten as ``loc + scale * obs``.
+        They are estimated from one observation and used for all `in_keys`. The results are such that these observations
+        get mean 0 and standard deviation 1, in either form. The steps are taken in the parent environment, so
+        transforms before this one are included. Without `standard_normal` the standardizing map is rewritten as
+        ``loc + scale * obs``.
 
         Args:
             num_iter: number of steps, at least 2; an episode that ends is followed by a new one.
@@ -111,7 +115,7 @@ class ObservationNorm(EntryTransform):
         Raises:
             UnsupportedError: if loc and scale are known already, or the transform is in no environment.
             MissingArgumentError: if `key` or `cat_dim` is needed and not given.
-            InvalidArgumentError: if the statistics aren't finite.
+            InvalidArgumentError: if the statistics aren't finite; loc and scale then stay unknown.
         """
         if self.initialized:
             raise UnsupportedError(

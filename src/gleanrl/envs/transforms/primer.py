@@ -23,14 +23,14 @@ class TensorDictPrimer(Transform):
     """Adds entries at each reset of an environment, or to sampled batches of a buffer that lack them.
 
     In a step, the environment may return such an entry itself. If it doesn't, the outcome gets the value that the
-    policy wrote below ``"next"``, or else the value in the root.
+    policy wrote below ``"next"``, or else the value in the root, or else an initial value.
 
     Args:
         primers: the specs of the entries, as a composite spec or a mapping by key. They are for a single environment,
             unless the composite has the environment's batch size.
         random: whether values are drawn from the specs.
         default_value: initial value of all entries, or a mapping from keys to values. A function without arguments is
-            called at each reset, and returns a value for all environments. None for zero.
+            called for each entry at each reset, and returns a value for all environments. None for zero.
         reset_key: the ``"_reset"`` mask that renews the entries; None for any of the environment's.
         expand_specs: whether specs of a single environment get the environment's batch dimensions; None for yes.
         single_default_value: whether a function as `default_value` is called once for all entries at each reset. It may
@@ -41,7 +41,9 @@ class TensorDictPrimer(Transform):
         **kwargs: more specs of entries, by key.
 
     Raises:
-        InvalidArgumentError: if `random` and `default_value` are both given.
+        InvalidArgumentError: if `random` and `default_value` are both given. At use, if `default_value` lacks an entry,
+            or the specs don't fit the environment's batch.
+        InvalidTypeError: at use, if an initial value is neither a number nor a tensor.
     """
 
     on_rows = True
@@ -205,7 +207,7 @@ class TensorDictPrimer(Transform):
         return tensordict_reset
 
     def forward(self, tensordict: Any) -> Any:
-        """Add the entries that a sampled batch lacks, with one value for each record."""
+        """Add the entries that a sampled batch lacks, with one value for each record, in place; return the batch."""
         missing = [key for key in self.out_keys if tensordict.get(key, None) is None]
         single = self._single(tensordict.batch_size) if missing else None
         for key in missing:
@@ -218,7 +220,11 @@ class TensorDictPrimer(Transform):
         return tensordict
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Add the entries' specs."""
+        """Return a copy of the spec with the entries' specs.
+
+        Raises:
+            InvalidArgumentError: if the environment declares one of the entries differently.
+        """
         out = observation_spec.clone()
         specs = self._specs()
         for key in self.out_keys:

@@ -35,7 +35,9 @@ class RewardSum(Counting):
             only.
 
     Raises:
-        InvalidArgumentError: if `in_keys` and `out_keys` have different lengths.
+        InvalidArgumentError: if `in_keys` and `out_keys` have different lengths; at use, for wrong `reset_keys`.
+        MissingKeyError: when specs are derived, if one of `in_keys` is no reward of the environment.
+        UnsupportedError: at use outside an environment.
 
     Examples:
         >>> from gleanrl.envs import GymEnv, TransformedEnv
@@ -122,7 +124,11 @@ class RewardSum(Counting):
 
     @property
     def reset_keys(self) -> list[NestedKey]:
-        """The key of the ``"_reset"`` mask of each sum."""
+        """The key of the ``"_reset"`` mask of each sum.
+
+        Raises:
+            InvalidArgumentError: if the given keys aren't one mask of the environment for each reward.
+        """
         known, keys = list(self.surroundings().reset_keys), self._reset_keys
         if keys is not None:
             if len(keys) != len(self.in_keys) or any(key not in known for key in keys):
@@ -166,7 +172,7 @@ class TargetReturn(Following):
         reset_key: the ``"_reset"`` mask that sets the target again; None for any of the environment's.
 
     Raises:
-        InvalidArgumentError: if `mode` has another value.
+        InvalidArgumentError: if `mode` has another value; at use, if there aren't as many targets as rewards.
     """
 
     on_rows = True
@@ -228,12 +234,17 @@ class _RewardTransform(EntryTransform):
 class RewardScaling(_RewardTransform):
     """Maps rewards by ``reward * scale + loc``, or with `standard_normal` by ``(reward - loc) / scale``.
 
+    The result has the reward's dtype, so integer rewards are truncated.
+
     Args:
         loc: location, a number or a tensor that broadcasts with the rewards.
         scale: scale, a number or a tensor likewise; not zero with `standard_normal`.
         in_keys: entries to map; None for the environment's rewards.
         out_keys: keys of the results; None for in place.
         standard_normal: whether to use the second form.
+
+    Raises:
+        InvalidArgumentError: if `scale` holds a zero with `standard_normal`.
     """
 
     def __init__(
@@ -273,6 +284,9 @@ class RewardClipping(_RewardTransform):
         clamp_max: upper bound; None for no bound.
         in_keys: entries to clip; None for the environment's rewards.
         out_keys: keys of the results; None for in place.
+
+    Raises:
+        InvalidArgumentError: if there is no bound, or `clamp_min` is above `clamp_max`.
     """
 
     def __init__(

@@ -82,7 +82,10 @@ class SpareRow:
     def column(
         self, path: Path, field: Field, batch_size: Sequence[int], num_steps: int, device: Any
     ) -> torch.Tensor:
-        """Return a column ``[*batch, T, *leaf]`` all of whose rows are the same memory."""
+        """Return a column ``[*batch, T, *leaf]`` all of whose rows are the same memory.
+
+        A second call for a path uses that memory again, unless shape or dtype changed. New memory is zero.
+        """
         row = self._rows.get(path)
         shape = (*batch_size, 1, *field.shape)
         if row is None or row.shape != torch.Size(shape) or row.dtype is not field.dtype:
@@ -146,7 +149,8 @@ def copy_action(key: NestedKey, row: torch.Tensor, value: torch.Tensor) -> None:
 def lists_pass(env: Any) -> bool:
     """Return whether no transform reads or changes entries that are kept in lists.
 
-    Hooks on rows get tensors, and list entries have none.
+    If there are such entries, this library's transforms are judged by their keys, and a user's transform counts as
+    reading them. Hooks on rows get tensors, and list entries have none.
     """
     dims = len(env.batch_size)
     inside, outside = (
@@ -226,7 +230,11 @@ class Output:
         return (numpy_view(column) if self._on_cpu else column), int(there)
 
     def write(self, t: int, value: torch.Tensor) -> None:
-        """Write `value` as outcome of row `t`, and as root of row ``t + 1`` if the block has that row."""
+        """Write `value` as outcome of row `t`, and as root of row ``t + 1`` if the block has that row.
+
+        Raises:
+            EnvironmentContractError: if shape or dtype differ from the column's; then nothing is written.
+        """
         self._check(value)
         row = value.numpy() if self._on_cpu else value
         self._next[t * self._next_step] = row
@@ -234,7 +242,7 @@ class Output:
             self._root[(t + 1) * self._root_step] = row
 
     def write_root(self, t: int, value: torch.Tensor) -> None:
-        """Write `value` as root of row `t`."""
+        """Write `value` as root of row `t`; raise as `write` does."""
         self._check(value)
         self._root[t * self._root_step] = value.numpy() if self._on_cpu else value
 
@@ -295,7 +303,13 @@ class Outputs:
         self._roots: dict[Keys, BatchedRowWriter | None] = {}
 
     def write(self, t: int, made: Mapping[NestedKey, torch.Tensor]) -> None:
-        """Write transformed values as outcome of row `t`, and as root of row ``t + 1`` if the block has that row."""
+        """Write transformed values as outcome of row `t`, and as root of row ``t + 1`` if the block has that row.
+
+        Private entries are skipped.
+
+        Raises:
+            EnvironmentContractError: if the specs don't declare a key, or declare another shape or dtype.
+        """
         keys = tuple(made)
         rows = self._rows[keys] if keys in self._rows else self._learn(self._rows, keys, True)
         if rows is not None and rows.write(t, made) is not None:
@@ -305,7 +319,7 @@ class Outputs:
                 output.write(t, value)
 
     def write_root(self, t: int, values: Mapping[NestedKey, torch.Tensor]) -> None:
-        """Write transformed values as root of row `t`."""
+        """Write transformed values as root of row `t`; see `write`."""
         keys = tuple(values)
         rows = self._roots[keys] if keys in self._roots else self._learn(self._roots, keys, False)
         if rows is not None and rows.write(t, values) is not None:
@@ -348,7 +362,7 @@ class Outputs:
         return all(schema[root] == schema[after] for root, after in both)
 
     def _output(self, key: NestedKey) -> Output | None:
-        """Return the output of a key that is written for the first time; None for a private key.
+        """Return the output of a key that is written for the first time, and cache it; None for a private key.
 
         Raises:
             EnvironmentContractError: if the transformed specs don't declare the key.

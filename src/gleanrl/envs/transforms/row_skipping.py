@@ -93,7 +93,8 @@ class RowArithmetic:
             chain: the transforms in order; none of a user's class, which may do anything.
 
         Returns:
-            None if a transform isn't arithmetic, rows are large, or the results don't fit the columns.
+            None if a transform isn't arithmetic, rows are large, the results don't fit the columns, or the core can't
+            read an operand.
         """
         maps = self._maps_of(chain)
         if maps is None:
@@ -150,7 +151,10 @@ class RowArithmetic:
 
 
 def _form_of(numbers: torch.Tensor | None) -> tuple[Any, ...] | None:
-    """Return the form of an operand, which may change while the tensor remains the same object."""
+    """Return the properties that may change while a tensor stays the same object.
+
+    These are type, shape, strides, device and negation. None without an operand, or if it isn't strided.
+    """
     if numbers is None or numbers.layout is not torch.strided:
         return None
     return type(numbers), numbers.shape, numbers.stride(), numbers.device, numbers.is_neg()

@@ -97,7 +97,7 @@ class Row:
         self._opened: dict[NestedKey, TransformRows] = {}
 
     def over(self, columns: TransformColumns) -> Row:
-        """Read from `columns` from now on; returns the row itself."""
+        """Read from `columns` from now on; return the row itself. Values that were set stay."""
         self._columns = columns
         self._opened = {}
         return self
@@ -147,12 +147,16 @@ class Row:
         return column[self.t]
 
     def set(self, key: NestedKey, value: torch.Tensor) -> Row:
-        """Set the value at `key`; returns the row itself."""
+        """Set the value at `key`, without a copy; return the row itself."""
         self.made[key] = value
         return self
 
     def pop(self, key: NestedKey, default: Any = _REQUIRED) -> Any:
-        """Remove the value at `key` from the row; return it, or `default`."""
+        """Remove the value at `key` until `set` or `clear`, and return it, or `default`. The column isn't changed.
+
+        Raises:
+            MissingKeyError: if there is none and no default is given (also a KeyError).
+        """
         value = self.get(key, default)
         self.made.pop(key, None)
         self._hidden.add(key)
@@ -199,7 +203,7 @@ def trailing(mask: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 
 def leaf_keys(record: Record) -> list[NestedKey]:
-    """Return the keys of all tensors in `record`."""
+    """Return the keys of all leaves in `record`."""
     if isinstance(record, Row):
         return record.keys()
     assert isinstance(record, TensorDictBase)

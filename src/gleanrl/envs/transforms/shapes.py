@@ -33,7 +33,7 @@ class BatchSizeTransform(Transform):
             `squeeze`, …) and keeps the order of records.
         reset_func: called as ``reset_func(tensordict, tensordict_reset)`` at a reset; its result replaces
             `tensordict_reset`, the result of the environment's reset.
-        env_kwarg: whether `reset_func` also gets the environment, with this transform, as ``env=``.
+        env_kwarg: whether `reset_func` also gets the whole `TransformedEnv` as ``env=``.
 
     Raises:
         InvalidArgumentError: unless exactly one of `batch_size` and `reshape_fn` is given.
@@ -120,6 +120,9 @@ class FlattenObservation(_Reshaping):
         out_keys: keys of the results; None for in place.
         allow_positive_dim: whether positive dimensions are allowed. They count from the end of the environment's batch
             dimensions. In a buffer they count from the first dimension, because the environment isn't known.
+
+    Raises:
+        InvalidArgumentError: for a dimension of 0 or more without `allow_positive_dim`.
     """
 
     def __init__(
@@ -153,6 +156,9 @@ class UnsqueezeTransform(_Reshaping):
         out_keys: keys of the results; None for in place.
         in_keys_inv: inputs that the environment reads, without the dimension; None for none.
         out_keys_inv: keys that the user writes, with the dimension; None for `in_keys_inv`.
+
+    Raises:
+        InvalidArgumentError: for a `dim` of 0 or more without `allow_positive_dim`.
     """
 
     def __init__(
@@ -200,6 +206,9 @@ class PermuteTransform(_Reshaping):
         out_keys: keys of the results; None for in place.
         in_keys_inv: inputs that the environment reads, in the old order; None for none.
         out_keys_inv: keys that the user writes, in the new order; None for `in_keys_inv`.
+
+    Raises:
+        InvalidArgumentError: if `dims` aren't the last dimensions, each of them once.
     """
 
     def __init__(
@@ -238,6 +247,11 @@ class CatTensors(Transform):
         del_keys: whether the original entries are removed.
         unsqueeze_if_oor: whether entries that lack dimension `dim` get it, with size 1.
         sort: whether entries are concatenated in alphabetical order of their keys; otherwise in the order of `in_keys`.
+
+    Raises:
+        InvalidArgumentError: for a `dim` of 0 or more without `dim_positive`.
+        MissingKeyError: at use, if an entry is absent.
+        MissingArgumentError: at use outside an environment, if `in_keys` is None.
     """
 
     on_rows = True
@@ -357,6 +371,10 @@ class Stack(Transform):
         allow_positive_dim: whether `dim` may be positive; it then counts from the end of the environment's batch
             dimensions.
         del_keys: whether the original entries are removed.
+
+    Raises:
+        InvalidArgumentError: for a `dim` of 0 or more without `allow_positive_dim`.
+        MissingKeyError: at use, if an entry is absent; at a reset, only if others are present.
     """
 
     call_on_reset = True

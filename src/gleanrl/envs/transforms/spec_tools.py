@@ -49,7 +49,7 @@ def mapped(
 def map_leaves(
     spec: Any, pairs: Iterable[tuple[NestedKey, NestedKey]], function: Callable[[TensorSpec], TensorSpec]
 ) -> Any:
-    """Return `spec` with ``function(leaf)`` at the second key of each pair, for the leaf at the first key.
+    """Return a copy of `spec` with ``function(leaf)`` at the second key of each pair, for the leaf at the first key.
 
     Pairs whose first key isn't in `spec` are skipped.
     """
@@ -63,7 +63,7 @@ def map_leaves(
 def rename_leaves(
     spec: Any, pairs: Iterable[tuple[NestedKey, NestedKey]], function: Callable[[TensorSpec], TensorSpec]
 ) -> Any:
-    """Return `spec` with ``function(leaf)`` at the second key of each pair, and without the first keys.
+    """Return a copy of `spec` with ``function(leaf)`` at the second key of each pair, and without the first keys.
 
     This is the rule for inputs: the user writes the second key, and the transform computes the first one from it.
     Pairs whose first key isn't in `spec` are skipped.

@@ -31,12 +31,14 @@ class StepCounter(Counting):
 
     Args:
         max_steps: number of steps after which an episode is truncated, at least 1; None for no limit.
-        truncated_key: name of the flag to set; it is added to groups without it.
+        truncated_key: name of the flag to set. With a limit it is added to groups without it.
         step_count_key: name of the count.
         update_done: whether done is set too; otherwise the environment isn't reset at the limit.
 
     Raises:
-        InvalidArgumentError: if `max_steps` is below 1 (also a ValueError).
+        InvalidTypeError: if `max_steps` is no integer, or a key is no string.
+        InvalidArgumentError: if `max_steps` is below 1. When specs are derived, also if the environment has such an
+            observation already (also a ValueError).
 
     Examples:
         >>> from gleanrl.envs import GymEnv, TransformedEnv
@@ -226,6 +228,10 @@ class InitTracker(Counting):
     Args:
         init_key: name of the mark; every group of flags has its own, in the shape of its done flag.
 
+    Raises:
+        InvalidTypeError: if `init_key` is no string.
+        InvalidArgumentError: when specs are derived, if the environment has such an observation already.
+
     Examples:
         >>> from gleanrl.envs import GymEnv, TransformedEnv
         >>> TransformedEnv(GymEnv("CartPole-v1"), InitTracker()).rollout(3)["is_init"].flatten()
@@ -249,7 +255,7 @@ class InitTracker(Counting):
         return [mark for _, mark in self._marks()]
 
     def _marks(self) -> list[tuple[NestedKey, ...]]:
-        """Return the keys of done and mark for each group of flags."""
+        """Return the keys of done and mark for each group of flags; cached."""
         if self._marked is None:
             self._marked = self.groups(self.init_key)
         return self._marked
@@ -349,8 +355,9 @@ class Timer(EnvTransform):
     """Measures the seconds that each step, the policy before it, and each reset take.
 
     ``"next"`` holds the times of the step and of the policy, and zero for the reset. The root after a reset holds the
-    time of the reset, and zeros. Each is ``(*batch,)`` float32, the same for all environments. With a `Timer` rollouts
-    run on TensorDicts, which is slower.
+    time of the reset, and zeros. The policy's time is all time from the end of the last step or reset to this step.
+    Each time is ``(*batch,)`` float32, the same for all environments. With a `Timer` rollouts run on TensorDicts, which
+    is slower.
 
     Args:
         out_keys: keys of the times of step, policy and reset. None for `time_key` followed by ``"_step"``,

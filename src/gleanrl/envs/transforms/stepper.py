@@ -83,7 +83,10 @@ class InnerBlocks:
         self.required: list[NestedKey] = []
 
     def within(self, outer: Block) -> Block:
-        """Return the inner block that the base stepper writes while `outer` is filled."""
+        """Return the inner block that the base stepper writes while `outer` is filled.
+
+        For a new schema this also sets `actions` and `required`.
+        """
         if outer.schema is not self._outer:
             self._lay_out(outer.schema)
         assert self._schema is not None
@@ -200,7 +203,7 @@ class TransformedStepper(Stepper):
         self._latest: Values | None = None  # values of the last step in a block, newer than the carry
         self._schema: Schema | None = None
         self._block: Block | None = None  # the outer block
-        self._primed_before: Collection[Path] = ()  # those of the last binding; other paths need new targets
+        self._primed_before: Collection[Path] = ()  # paths of the last binding; other ones need new targets
         self._skipping: RowSkippingPlan | None = None  # set by `defer` while skippable rows are skipped
         self._num_stepped = 0  # number of rows of the block that have been stepped
         self._masked = False  # whether rows may be resets of the base environment, which are no frames
@@ -211,7 +214,7 @@ class TransformedStepper(Stepper):
     # ----------------------------------------------------------------- state
     @property
     def disturbed(self) -> bool:
-        """Whether another user stepped or reset the environment since."""
+        """Whether other code has stepped or reset the environment since this stepper used it."""
         return self._base.disturbed
 
     @property
@@ -220,7 +223,13 @@ class TransformedStepper(Stepper):
         return self._base.steps
 
     def reset(self, mask: torch.Tensor | None = None) -> None:
-        """Reset all environments, or those where `mask` is True."""
+        """Reset all environments, or only where `mask` is True. Without a carry all are reset.
+
+        The transformed results become the carry. An error leaves no carry.
+
+        Raises:
+            StepFault: if the environment or a transform raised.
+        """
         self._catch_up()
         before, self._carry = self._carry, None
         if before is None or (mask is not None and bool(mask.all())):
@@ -249,14 +258,14 @@ class TransformedStepper(Stepper):
         }
 
     def _catch_up(self) -> None:
-        """Make the values of the latest step the carry; a reset may come in the middle of a block."""
+        """Write skipped rows, and make the latest step's values the carry; a reset may come in mid-block."""
         self._write_skipped()
         latest, self._latest = self._latest, None
         if latest is not None:
             self._carry = {key: v.clone() for key, v in latest.items() if as_path(key) in self._observed}
 
     def load(self, root: TensorDictBase, steps: torch.Tensor | None = None) -> None:
-        """Set `root` as the carry.
+        """Set `root` as the carry, and move the transforms' carried values to the stepper's device.
 
         Its values before the transforms aren't known. The base stepper gets zeros in place of transformed entries; the
         next step doesn't read them.
@@ -273,7 +282,12 @@ class TransformedStepper(Stepper):
             transform.carried = {key: value.to(here) for key, value in transform.carried.items()}
 
     def schema(self) -> Schema:
-        """Return the root and ``"next"`` columns, as the transformed specs declare them."""
+        """Return the root and ``"next"`` columns, as the transformed specs declare them. Resets first without a carry.
+
+        Raises:
+            StepFault: if that reset failed.
+            EnvironmentContractError: if the root isn't as declared.
+        """
         if self._schema is None:
             if self._carry is None:
                 self.reset()
@@ -292,7 +306,7 @@ class TransformedStepper(Stepper):
 
     # ----------------------------------------------------------------- block
     def bind(self, block: Block, actions_ready: bool, primed: Collection[Path] = ()) -> None:
-        """Write into `block` from now on, and copy the carry into its row 0."""
+        """Write into `block` from now on, and copy the carry into its row 0. Resets first if there is no carry."""
         self.schema()
         if self._carry is None:
             self.reset()
@@ -355,7 +369,7 @@ class TransformedStepper(Stepper):
         self._carry = {key: value.clone() for key, value in found if value is not None}
 
     def confirm(self, num_steps: int) -> None:
-        """Raise unless the base environment has made `num_steps` steps of its block."""
+        """Let the base stepper confirm its steps; see `Stepper.confirm`."""
         self._base.confirm(num_steps)
 
     # ------------------------------------------------------------------ loop
@@ -370,6 +384,9 @@ class TransformedStepper(Stepper):
         4. Let skipped counters continue from the next row.
 
         An error drops the carry, because environment and transforms may be at different steps.
+
+        Raises:
+            StepFault: if the environment or a transform raised.
         """
         during = "step"
         self._latest = None
@@ -453,7 +470,10 @@ class TransformedStepper(Stepper):
         return made, skipped
 
     def run(self, block: Block) -> None:
-        """Take all steps of the block; no caller reads its rows before the end."""
+        """Take all steps of the block; no caller reads its rows before the end.
+
+        After an error `Block.num_complete` is the number of complete steps. After success the caller sets it.
+        """
         self.defer(())
         try:
             for t in range(block.num_steps):
@@ -465,7 +485,8 @@ class TransformedStepper(Stepper):
     def defer(self, seen: Collection[Path] | None) -> None:
         """Skip transforms in skippable rows until `settle`, as `row_skipping_plan` says.
 
-        Nothing is skipped if a transform is a user's, because it may read or change any entry.
+        Nothing is skipped if a transform is a user's, because it may read or change any entry. Nor is it in blocks of
+        one row, or if rows may be resets of the base environment.
 
         Args:
             seen: the root columns that the actor reads; None for all.
@@ -534,7 +555,9 @@ class TransformedStepper(Stepper):
         return {g: trailing(rows, self._outcome.get(as_key((*g, "done")))) for g in self._groups}
 
     def _reset_after(self, t: int, made: Values, extra: Any, due: dict[Path, torch.Tensor]) -> Values:
-        """Reset after row `t`, and return the transforms' values of the next root.
+        """Reset the environments in `extra`, run all transforms on the reset, and return their values of the next root.
+
+        The base stepper has reset the other environments in `due` already.
 
         Args:
             t: the row.

@@ -17,7 +17,7 @@ from gleanrl.envs.transforms.row_view import Record
 
 
 class ForeignTransform(Transform):
-    """Adapts a transform of TorchRL's. The transform is used, not copied.
+    """Adapts a transform of TorchRL's. The transform is used, not copied, and taken out of its TorchRL container.
 
     Its `parent` is a TorchRL environment that forwards steps and resets to this library's environment, with converted
     specs. Attributes that this class lacks are looked up in the transform.
@@ -74,7 +74,7 @@ class ForeignTransform(Transform):
         return self._placed()._reset_env_preprocess(tensordict)
 
     def forward(self, tensordict: Any) -> Any:
-        """Transform a batch that is sampled from a buffer."""
+        """Return the result of TorchRL's transform for a batch that is sampled from a buffer."""
         return self._placed()(tensordict)
 
     def inv(self, tensordict: TensorDictBase) -> Any:
@@ -82,19 +82,19 @@ class ForeignTransform(Transform):
         return self._placed().inv(tensordict)
 
     def writes_anything(self) -> bool:
-        """Return True: the keys that it writes aren't known."""
+        """Return True: the keys that TorchRL's transform writes aren't known."""
         return True
 
     def inverts(self) -> bool:
-        """Return True: it isn't known whether it changes inputs."""
+        """Return True: it isn't known whether TorchRL's transform changes inputs."""
         return True
 
     def dump(self, **kwargs: Any) -> None:
-        """Let it write out its recordings, such as a video."""
+        """Let TorchRL's transform write out its recordings, such as a video."""
         self.foreign.dump(**kwargs)
 
     def close(self) -> None:
-        """Call its `close`."""
+        """Close TorchRL's transform."""
         self.foreign.close()
 
     def set_missing_tolerance(self, mode: bool) -> None:

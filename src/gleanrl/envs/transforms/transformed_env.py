@@ -87,7 +87,8 @@ def undeclared_entries(transform: Transform, output_spec: Composite) -> dict[Nes
     """Return specs of the entries that a user's `_call` adds to an outcome without declaring them; warn of them.
 
     A copy of the transform is called once, on zeros, with the global random generators restored afterwards. If the call
-    fails, no entries are found; the first step of a rollout then raises an error that names the key.
+    fails, no entries are found; the first step of a rollout then raises an error that names the key. A transform that
+    accepts rows or overrides `_step` isn't called, and yields no entries.
 
     Args:
         transform: one transform of a chain.
@@ -150,8 +151,12 @@ class TransformedEnv(EnvBase):
         cache_specs: whether specs are derived once. Pass False for an environment with specs that change: then they are
             derived at each access.
         auto_unwrap: whether a transformed `env` is unwrapped; otherwise it is `base_env`.
-        device: device to move `env` to; None doesn't move it.
+        device: device to move `env` and `transform` to, in place; None doesn't move them.
         **kwargs: passed to `EnvBase` (`run_type_checks`, `allow_done_after_reset`).
+
+    Raises:
+        ContainerError: if `transform` is in another container (also an AttributeError).
+        UnsupportedError: if `batch_size` is given.
 
     Examples:
         >>> from gleanrl.envs import GymEnv
@@ -230,7 +235,7 @@ class TransformedEnv(EnvBase):
         return specs
 
     def set_spec_lock_(self, mode: bool = True) -> TransformedEnv:
-        """Lock or unlock the composite specs of the base environment; the specs here follow.
+        """Lock or unlock the composite specs of the base environment and of this one; return this one.
 
         Args:
             mode: True forbids changes of the specs, False allows them.
@@ -257,7 +262,7 @@ class TransformedEnv(EnvBase):
 
     @property
     def is_closed(self) -> bool:
-        """Whether the environment was closed, or its base environment is a batch that wasn't started."""
+        """Whether the environment or its base environment was closed, or the latter is a batch that isn't started."""
         # Other libraries' environments may report themselves closed until their first reset, so they aren't asked.
         return self._closed or (isinstance(self.base_env, EnvBase) and self.base_env.is_closed)
 
@@ -307,7 +312,7 @@ class TransformedEnv(EnvBase):
         super()._check_open()
 
     def add_truncated_keys(self) -> TransformedEnv:
-        """Add a truncated flag to every group of flags of the base environment that has none."""
+        """Add a truncated flag to every group of flags of the base environment that has none; return this one."""
         self.base_env.add_truncated_keys()
         self.empty_cache()
         return self
@@ -317,7 +322,7 @@ class TransformedEnv(EnvBase):
         self.empty_cache()
 
     def to(self, *args: Any, **kwargs: Any) -> TransformedEnv:
-        """Move the base environment and the transforms to a device, in place."""
+        """Move the base environment and the transforms to a device, in place; return this environment."""
         self.base_env = self.base_env.to(*args, **kwargs)
         self.transform.to(*args, **kwargs)
         self.empty_cache()
@@ -325,13 +330,18 @@ class TransformedEnv(EnvBase):
 
     # ------------------------------------------------------------- transforms
     def append_transform(self, transform: Any) -> TransformedEnv:
-        """Add a transform, or a callable, at the end of the chain; return the environment."""
+        """Add a transform, or a callable, at the end of the chain; see `insert_transform`."""
         return self.insert_transform(len(self._as_chain()), transform)
 
     def insert_transform(self, index: int, transform: Any) -> TransformedEnv:
         """Insert a transform, or a callable, before the one at `index`; return the environment.
 
-        Collectors that exist already don't use it, because they planned their rollouts before.
+        A single transform is put into a `Compose` first. Collectors that exist already don't use the new transform,
+        because they planned their rollouts before.
+
+        Raises:
+            IndexError: if `index` is out of range.
+            ContainerError: if the transform is in a container already (also an AttributeError).
         """
         self._as_chain().insert(index, transform)
         self.empty_cache()
@@ -351,7 +361,7 @@ class TransformedEnv(EnvBase):
         return self.base_env._env
 
     def register_collector(self, collector: Any) -> None:
-        """Set the collector that uses the environment; transforms find it by `Transform.collector`."""
+        """Set the collector that uses the environment, held weakly; transforms find it by `Transform.collector`."""
         _COLLECTORS[self] = weakref.ref(collector)
 
     @property
@@ -433,8 +443,10 @@ class TransformedEnv(EnvBase):
     ) -> TensorDictBase:
         """Return the base environment's first observations; rows of environments that aren't reset are undefined.
 
-        A partial reset calls the base environment's `_reset`, not `reset`. The latter copies the other rows from the
-        request, which holds transformed observations.
+        A partial reset calls the `_reset` of a base environment of this library, not `reset`. The latter copies the
+        other rows from the request, which holds transformed observations.
+
+        If a transform has kept these observations, a partial reset returns zeros and resets nothing.
         """
         base = self.base_env
         if not same_device(base.device, tensordict.device):
@@ -484,16 +496,18 @@ class TransformedEnv(EnvBase):
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
         """Write random actions and return them, in `tensordict` or a new TensorDict.
 
-        The base environment's own `rand_action` draws them if it has one and no transform changes actions.
+        The base environment's own `rand_action` draws them if it has one, no transform changes actions, and
+        `tensordict` is given.
         """
         if tensordict is not None and self._passes_actions():
             return tensordict.update(self.base_env.rand_action(tensordict.copy()).select(*self.action_keys))
         return super().rand_action(tensordict)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Seed the base environment, and the transforms that draw random numbers; see `EnvBase.set_seed`.
+        """Seed the base environment and the transforms that draw random numbers; return the last seed used.
 
-        Each transform gets its own seed, derived from `seed`, so that their draws are independent.
+        Each of these transforms gets its own seed, derived from `seed`, so that their draws are independent. Then
+        `seeded` is called for every transform. See `EnvBase.set_seed` for the arguments.
         """
         random = torch.Generator("cpu").manual_seed(seed)
         for transform in flattened(self.transform):
@@ -508,7 +522,10 @@ class TransformedEnv(EnvBase):
             self._closed = self._closed and self.base_env.was_closed
 
     def close(self, **kwargs: Any) -> None:
-        """Close the base environment; a second call does nothing."""
+        """Close the transforms, then the base environment. Parts that are closed already stay closed.
+
+        If a transform's `close` raises, the base environment stays open.
+        """
         if not self._closed:
             self.transform.close()
         self._closed = True

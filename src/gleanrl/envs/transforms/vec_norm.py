@@ -61,8 +61,9 @@ class RunningSums(Stateful[Sums]):
     """Count, sum and sum of squares of the values of each key, with exponential decay.
 
     The sums are float64, because a variance from squares of large values needs more digits than float32 has. An update
-    is computed in temporary memory and copied in one call, under the lock. A process that dies before the copy leaves
-    complete sums. If it is killed within the copy, the decay removes the error over time.
+    is computed in temporary memory and copied in one call, under the lock if the sums are shared. A process that dies
+    before the copy leaves complete sums. If it is killed within the copy, the decay removes the error over time, unless
+    it is 1.
 
     Args:
         shapes: shape of the sums by key.
@@ -114,7 +115,7 @@ class RunningSums(Stateful[Sums]):
         return self._views[key]
 
     def clear(self) -> None:
-        """Set all sums to zero."""
+        """Set all sums to zero. If they are shared, they change in all processes."""
         self.adopt({key: torch.zeros(size, dtype=torch.float64) for key, size in self._sizes().items()})
 
     def _alone(self, call: Callable[[], Result]) -> Result:
@@ -169,7 +170,7 @@ class RunningSums(Stateful[Sums]):
         return MappingProxyType(copies)
 
     def parse(self, state: Any) -> Sums:
-        """Return the sums of a saved state, checked against the shapes."""
+        """Return copies of the sums in a saved state; raise `SchemaError` if they don't fit the shapes."""
         sums = checked_sums(state)
         sizes, found = self._sizes(), {key: len(numbers) for key, numbers in sums.items()}
         if found != sizes:
@@ -215,8 +216,9 @@ class VecNorm(EntryTransform):
     the environment before the user calls `set_seed`, and results should depend on the seed alone. Shared statistics
     keep these values.
 
-    As a module or in a buffer, the transform normalizes the entries that a batch has. Without `shapes` the first batch
-    determines the keys and shapes.
+    As a module or in a buffer, the transform normalizes the entries that a batch has, and in training mode counts them.
+    Without `shapes` the first batch determines the keys and shapes. A later batch with another of `in_keys` raises
+    `MissingKeyError`.
 
     With `shared_td` every copy of the transform, in any process, updates the same statistics. The lock of a process
     that dies is released.
@@ -231,6 +233,11 @@ class VecNorm(EntryTransform):
         shapes: shape of the statistics for each key: the last dimensions of the entry. None for all dimensions except
             the batch dimensions.
         new_api: no effect; accepted for compatibility. See `VecNormV2`.
+
+    Raises:
+        InvalidTypeError: if `shared_td` is another object; at use, if an entry isn't floating-point.
+        InvalidArgumentError: if `decay` or the number of `shapes` is wrong.
+        MissingKeyError: if `shared_td` lacks one of `in_keys`; at use, if an entry is absent.
 
     Examples:
         >>> from gleanrl.envs import GymEnv, TransformedEnv
@@ -288,7 +295,7 @@ class VecNorm(EntryTransform):
         processes must unpickle it while this process is running.
 
         Args:
-            env: an environment with the same specs, or a factory of one.
+            env: an environment with the same specs, or a factory of one, which is closed again.
             keys: entries to normalize; None for ``["observation", "reward"]``.
             memmap: no effect; accepted for compatibility.
 
@@ -307,7 +314,8 @@ class VecNorm(EntryTransform):
     def share_statistics(self) -> RunningSums:
         """Move the statistics to memory that other processes can share, and return them.
 
-        The transform must be in an environment, have `shapes`, or have seen a batch.
+        The transform must be in an environment, have `shapes`, or have seen a batch; otherwise this raises
+        `UnsupportedError`. Copies that are made later share the statistics.
         """
         before = self._statistics()
         if not before.shared:
@@ -315,12 +323,18 @@ class VecNorm(EntryTransform):
         return self._statistics()
 
     def use_statistics(self, sums: RunningSums) -> None:
-        """Use the statistics that another transform's `share_statistics` returned."""
+        """Use the statistics that another transform's `share_statistics` returned, and drop the former ones."""
         self._sums, self._saved, self._untouched = sums, None, False
 
     # ----------------------------------------------------------------- hooks
     def shape_of(self, key: NestedKey, record: Record | None) -> torch.Size:
-        """Return the shape of an entry's statistics, from the environment's spec or else from `record`."""
+        """Return the shape of an entry's statistics, from the environment's spec or else from `record`.
+
+        Raises:
+            UnsupportedError: outside an environment, if `record` is None.
+            InvalidTypeError: if the environment's entry isn't floating-point.
+            MissingKeyError: if the environment has no such observation or reward.
+        """
         if self.parent is not None:
             return _shape(self.parent, key)
         if record is None:
@@ -369,7 +383,10 @@ class VecNorm(EntryTransform):
         return self._normalise(tensordict, None, required=False)
 
     def seeded(self) -> None:
-        """Drop the values of resets before the first step: after seeding the environment is reset again."""
+        """Drop the values of resets before the first step: after seeding the environment is reset again.
+
+        Shared statistics, or ones that have counted a step or were loaded, stay.
+        """
         if self._untouched and self._sums is not None and not self._sums.shared:
             self._sums.clear()
 
@@ -414,14 +431,21 @@ class VecNorm(EntryTransform):
         return self
 
     def frozen_copy(self) -> Any:
-        """Return a frozen copy with its own statistics, for an evaluation environment."""
+        """Return a frozen copy with its own, unshared statistics, in no container. It is for an evaluation environment.
+
+        Raises:
+            UnsupportedError: if the shapes aren't known yet.
+        """
         own, copy = self._statistics().copied(), self.clone()
         copy.use_statistics(own)
         return copy.freeze()
 
     @property
     def loc(self) -> TensorDict:
-        """The means by key, in the dtype of the entries; keys without values are absent."""
+        """The means by key; keys without values are absent.
+
+        They have the dtype of the observation if that is floating-point, else torch's default dtype.
+        """
         return self._by_key(lambda mean, variance: mean)
 
     @property
@@ -447,14 +471,18 @@ class VecNorm(EntryTransform):
         return found
 
     def _dtype_of(self, key: NestedKey) -> torch.dtype:
-        """Return the dtype of an observation; torch's default for integers and outside an environment."""
+        """Return the dtype of an observation; torch's default for integers, rewards, and outside an environment."""
         spec = None if self.parent is None else self.parent.full_observation_spec.get(key, None)
         if spec is None or not spec.dtype.is_floating_point:
             return torch.get_default_dtype()
         return spec.dtype
 
     def to_observation_norm(self) -> ObservationNorm | Compose:
-        """Return the current statistics as an `ObservationNorm`; for several keys, as a `Compose` of these."""
+        """Return the current statistics as an `ObservationNorm`; for several keys, as a `Compose` of these.
+
+        Raises:
+            KeyError: if a key has no values yet.
+        """
         loc, scale = self.loc, self.scale
         fixed = [
             ObservationNorm(
