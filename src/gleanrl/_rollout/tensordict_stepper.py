@@ -210,7 +210,7 @@ class TensorDictStepper(Stepper):
         self.env = env
         self._direct_step = direct
         self._carry: TensorDictBase | None = None
-        self._block: Block | None = None  # the block that rows are written into
+        self._block: Block | None = None
         self._primed_before: Collection[Path] = ()
         self._schema: Schema | None = None
         self._limit = StepLimit(self.batch_size, rules.max_steps)

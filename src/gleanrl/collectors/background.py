@@ -51,7 +51,7 @@ class Background:
 
     @property
     def running(self) -> bool:
-        """Whether the thread is running. Raises the exception that ended the run, once."""
+        """Whether the thread is running; False in a forked process. Raises the exception that ended the run, once."""
         if self._job is None or self._workers.forked:
             return False
         if not self._job.ended:
@@ -70,6 +70,7 @@ class Background:
 
         Raises:
             UnsupportedError: the thread is already running.
+            Exception: the exception that ended the last run, if no call has raised it yet. Nothing is started.
         """
         if self.running:
             raise UnsupportedError(
@@ -82,11 +83,15 @@ class Background:
     def stop(self, timeout_s: float | None = None) -> bool:
         """Stop the thread after the current batch. Return whether more batches would have followed.
 
+        The result is False if the thread was not running. In the background thread itself, the call does not wait and
+        returns False.
+
         Args:
             timeout_s: how many seconds to wait for the current batch; None waits without limit.
 
         Raises:
             WorkerTimeoutError: the current batch did not end in time. It is still the last one.
+            Exception: the exception that ended the run.
         """
         return self._end("stop", timeout_s)
 
@@ -118,8 +123,12 @@ class Background:
     def paused(self) -> Iterator[None]:
         """Suspend the thread within a ``with`` block.
 
-        The thread makes at least one batch between two such blocks, so that frequent pauses can't starve it. Within the
+        The thread makes at least one batch between two such blocks, so that frequent pauses can't starve it. It runs
+        again after the block, even if the block raises. A thread that had already ended is not started. Within the
         background thread itself the block has no effect.
+
+        Raises:
+            Exception: the exception that ended the run, before the block.
         """
         try:
             ended = not self._inside and self._end("pause")
@@ -136,7 +145,7 @@ class Background:
 
     @contextmanager
     def making(self) -> Iterator[None]:
-        """Mark a ``with`` block as the collection of a batch, which `apart` excludes."""
+        """Mark a ``with`` block as the collection of a batch, which `apart` excludes. No effect in other threads."""
         if not self._inside:
             yield
             return
@@ -149,7 +158,11 @@ class Background:
     def apart(self) -> Iterator[None]:
         """Prevent the collection of batches within a ``with`` block.
 
-        The thread may still hand over a batch that is already collected, or wait to do so.
+        The thread may still hand over a batch that is already collected, or wait to do so. The block has no effect
+        within the background thread itself, or without a running thread.
+
+        Raises:
+            Exception: the exception that ended the run, before the block.
         """
         if self._inside or not self.running:
             yield
@@ -159,7 +172,7 @@ class Background:
 
 
 def _run(method: WeakMethod[Callable[[], bool]], signal: _Signal, activity: threads.Activity) -> bool:
-    """Call the method until a condition of `Background` ends the run. Return whether more batches may follow."""
+    """Call the method until a pause, or a condition of `Background`, ends the run. Return whether more may follow."""
     signal.thread = threading.get_ident()
     threads.current.activity = activity
     has_collected = paused = False

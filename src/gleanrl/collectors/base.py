@@ -62,7 +62,10 @@ class DataCollectorBase(IterableDataset, ABC):  # type: ignore[type-arg]
         return self.iterator()
 
     def next(self) -> TensorDictBase | None:
-        """Return the next batch with its ``device`` unset, or None when the budget is spent."""
+        """Return the next batch with its ``device`` unset in place, or None when the budget is spent.
+
+        After an exception, the next call begins a new iteration.
+        """
         if self._own_iterator is None:
             self._own_iterator = self.iterator()
         try:
@@ -87,7 +90,7 @@ class DataCollectorBase(IterableDataset, ABC):  # type: ignore[type-arg]
         )
 
     def __del__(self) -> None:
-        """Shut down when the last reference is dropped."""
+        """Release the resources when the last reference is dropped. No effect if the constructor failed."""
         if getattr(self, "_ready", False):
             self._abandoned()
 
@@ -104,7 +107,7 @@ class Setting:
         self._name = name
 
     def __get__(self, collector: ConfiguredCollector | None, owner: type) -> Any:
-        """Return the value that the collector was constructed with."""
+        """Return the setting, after the checks and conversions of `Settings.of`; for the class, this descriptor."""
         return self if collector is None else getattr(collector.settings, self._name)
 
     def __set__(self, collector: ConfiguredCollector, value: Any) -> None:
@@ -147,12 +150,12 @@ class ConfiguredCollector(DataCollectorBase):
         """The source that makes the batches."""
 
     def getattr_rb(self, attr: str) -> Any:
-        """Return an attribute of the collector's replay buffer."""
+        """Return an attribute of the collector's replay buffer; raise `AttributeError` without a buffer."""
         return getattr(self.replay_buffer, attr)
 
     @property
     def frames_per_batch(self) -> int:
-        """Frames of a full batch, after rounding."""
+        """Frames of a full batch over all its environments, after rounding up."""
         return self._budget.frames_per_batch
 
     @property
@@ -171,7 +174,7 @@ class ConfiguredCollector(DataCollectorBase):
         return self._budget.random_frames
 
     def __len__(self) -> int:
-        """Return the number of batches, if all of them but the last are full.
+        """Return the number of batches, if all of them but the last are full. Delivered batches count, too.
 
         Raises:
             EndlessError: the budget is endless, or batches have no fixed length (``trajs_per_batch``).
@@ -222,7 +225,7 @@ class SourceCollector(ConfiguredCollector):
 
     @property
     def closed(self) -> bool:
-        """Whether the collector was shut down."""
+        """Whether the collector was shut down, by the user or at the end of the budget. Setting it releases nothing."""
         return self._delivery.closed
 
     @closed.setter
@@ -243,27 +246,36 @@ class SourceCollector(ConfiguredCollector):
     ) -> Packed | None:
         """Collect a batch for another component, such as a Ray node. Return None if `grants` grants no batch.
 
+        The batch is post-processed and counted as delivered, but not written to the collector's replay buffer.
+
         Args:
             grants: replaces the collector's own budget.
             pack: called with the batch and `Collected.part`. Its result is returned, and must be read before the next
                 call.
+
+        Raises:
+            ClosedError: the collector was shut down.
         """
         return self._delivery.serve(grants, pack)
 
     def iterator(self) -> Iterator[TensorDictBase]:
         """Yield batches until the budget is spent, then shut down. With a replay buffer, yield None for each batch.
 
-        An exception ends neither the iterator nor the collector: the following ``next`` yields the next batch.
+        An exception ends neither the iterator nor the collector: the following ``next`` yields the next batch. The
+        errors below are raised by ``next``.
 
         Raises:
-            ClosedError: the collector was already shut down.
+            ClosedError: the collector was shut down before its budget was spent.
+            UnsupportedError: the collector is collecting in the background.
+            EnvironmentFailure: an environment raised `StopIteration`, which would end a loop.
         """
         return _Batches(self)
 
     def next(self) -> TensorDictBase | None:
         """Return the next batch with its ``device`` unset, or None when the budget is spent.
 
-        With a replay buffer the batch is written there, and None is returned.
+        With a replay buffer the batch is written there, and None is returned. The end of the budget shuts the collector
+        down. The errors are the ones of `take`, except `BudgetSpent`.
         """
         try:
             return self.take(TensorDictBase.clear_device_)
@@ -274,11 +286,14 @@ class SourceCollector(ConfiguredCollector):
         """Return the next batch. With a replay buffer, write it there and return None.
 
         Args:
-            finish: called on the batch before it is handed out.
+            finish: called on the batch before it is handed out; not called with a replay buffer.
 
         Raises:
             BudgetSpent: there is no further batch. The collector is shut down.
+            ClosedError: the collector was shut down before its budget was spent.
             UnsupportedError: the collector is collecting in the background.
+            Exception: an error of the environment, the policy, post-processing or the buffer. The batch is lost. Also
+                the exception that ended background collection.
         """
         background = self._delivery.background
         if background is not None and background.running:
@@ -300,8 +315,15 @@ class SourceCollector(ConfiguredCollector):
         Args:
             index: which environments of a batch to reset: any index of the batch dimensions. A collector with workers
                 expects a list of bools, one for each worker. None resets all environments.
-            reset_idx: another name of `index`.
-            **kwargs: passed to the environment's `reset`; only without `index`.
+            reset_idx: another name of `index`, with precedence.
+            **kwargs: passed to the environment's `reset`. Without workers or nodes, they exclude `index`.
+
+        Raises:
+            ClosedError: the collector was shut down.
+            InvalidArgumentError: `index` was passed for a single environment; or a list of bools has another length
+                than the number of workers or nodes.
+            UnsupportedError: both `index` and `kwargs` were passed.
+            EnvironmentFailure, EnvironmentContractError: the reset failed. The next batch begins with another one.
         """
         with self.pause():
             self._delivery.require_open()
@@ -316,6 +338,9 @@ class SourceCollector(ConfiguredCollector):
 
         Returns:
             The last seed that was used: `seed` for one environment.
+
+        Raises:
+            ClosedError: the collector was shut down.
         """
         with self.pause():
             self._delivery.require_open()
@@ -331,7 +356,8 @@ class SourceCollector(ConfiguredCollector):
 
         A policy that did not have to move to its device is the one that the collector runs. Nothing needs to be copied
         then. A policy that had to move is copied, and its current weights go to the copy before every batch. The first
-        call of this method ends that: from then on only this method changes the weights of the copy.
+        call of this method ends that: from then on only this method changes the weights of the copy. For
+        collectors with workers or nodes, see `WorkersCollector`.
 
         Args:
             policy_or_weights: the weights. Accepted are the module itself, its ``state_dict()`` and the result of
@@ -345,6 +371,10 @@ class SourceCollector(ConfiguredCollector):
         Raises:
             SchemaError: the weights don't fit the policy. Nothing was copied.
             InvalidTypeError: `worker_ids` was given, but the collector has no workers; or the value can't be weights.
+            InvalidArgumentError: the weights were passed under several names, or for another policy than ``"policy"``.
+            PolicyError, InvalidTypeError: weights were passed, but the policy is not a module.
+            IndexRangeError: `worker_ids` names no worker.
+            ClosedError: the workers or nodes have ended.
         """
         weights = chosen_weights(policy_or_weights, named) if named else policy_or_weights
         if self._weight_updater is None:
@@ -389,12 +419,19 @@ class SourceCollector(ConfiguredCollector):
         return self.policy_version
 
     def increment_version(self) -> None:
-        """Increment the policy's version, after its weights were changed other than by `update_policy_weights_`."""
+        """Increment the policy's version, after its weights were changed other than by `update_policy_weights_`.
+
+        If workers have different versions, all of them get the one after the highest.
+        """
         self.source.policy_version += 1
 
     @property
     def weight_updater(self) -> WeightUpdaterBase | None:
-        """The updater that `update_policy_weights_` calls; None if the collector copies weights itself. Can be set."""
+        """The updater that `update_policy_weights_` calls; None if the collector copies weights itself. Can be set.
+
+        Setting an updater registers the collector with it, and permanently ends the copying of the user's current
+        weights. It raises `InvalidArgumentError` if the updater belongs to another collector.
+        """
         return self._weight_updater
 
     @weight_updater.setter
@@ -413,12 +450,16 @@ class SourceCollector(ConfiguredCollector):
     def start(self) -> None:
         """Start to collect into the replay buffer in a thread, until `stop`, `shutdown` or the end of the budget.
 
-        Sample from the buffer meanwhile. An error of the thread is raised by the next method call, and the collector
-        can then be started again. Every other method waits for the current batch.
+        Sample from the buffer meanwhile. Methods that use the environments or their state, such as `reset` and
+        `state_dict`, wait for the current batch. Iterating and `next` raise `UnsupportedError`. An error of the thread
+        is raised once, by the next method that checks, pauses or stops the thread. Then the collector can be started
+        again.
 
         Raises:
             MissingArgumentError: the collector has no replay buffer.
             UnsupportedError: it is already collecting in the background.
+            ClosedError: the collector was shut down.
+            Exception: the exception that ended background collection before. Nothing is started.
         """
         if self._delivery.sink is None:
             raise MissingArgumentError(
@@ -439,39 +480,48 @@ class SourceCollector(ConfiguredCollector):
     def stop(self, timeout: float | None = None) -> None:
         """Stop background collection after the current batch. `start` resumes it.
 
+        No effect without background collection. Within the background thread, for example in a hook, it does not wait.
+
         Args:
             timeout: how many seconds to wait for the current batch; None waits without limit.
 
         Raises:
             WorkerTimeoutError: the batch did not end in time. It is still the last one.
+            Exception: the exception that ended background collection.
         """
         if self._delivery.background is not None:
             self._delivery.background.stop(timeout)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Suspend background collection within a ``with`` block. No effect without background collection."""
+        """Suspend background collection within a ``with`` block. No effect without background collection.
+
+        Collection resumes after the block, even if the block raises. An exception that has ended background collection
+        is raised before the block.
+        """
         background = self._delivery.background
         with nullcontext() if background is None else background.paused():
             yield
 
     def is_running(self) -> bool:
-        """Return whether batches are being collected in the background."""
+        """Return whether batches are being collected in the background. Raise the exception that ended it, once."""
         background = self._delivery.background
         return background is not None and background.running
 
     def shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
         """End the environments, workers or nodes of the collector. Further calls have no effect.
 
-        `state_dict` and `stats` work after a shutdown, too.
+        `state_dict` and `stats` work after a shutdown, too. Workers and nodes save their state before they end. If one
+        is lost or does not end its current work within a second, `state_dict` raises `ClosedError` afterwards.
 
         Args:
             timeout: how many seconds to wait for the current background batch; None waits without limit.
             close_env: whether the environment is closed, too. Otherwise it stays usable, for example for evaluation.
 
         Raises:
-            WorkerTimeoutError: the batch did not end in time. The environment is still open.
-            Exception: the exception that ended background collection.
+            WorkerTimeoutError: the batch did not end in time. It is the last one. The environment is still open, until
+                another call closes it.
+            Exception: the exception that ended background collection, or an error of closing.
         """
         self.closed = True
         try:
@@ -487,7 +537,7 @@ class SourceCollector(ConfiguredCollector):
         self._close(close_env)
 
     def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
-        """Shut down background collection; an alias of `shutdown`."""
+        """Shut the collector down and wait for it; an alias of `shutdown`."""
         self.shutdown(timeout, close_env)
 
     def _close(self, close_env: bool) -> None:
@@ -499,6 +549,9 @@ class SourceCollector(ConfiguredCollector):
 
         ``torch.load(weights_only=True)`` can load the result. The state leaves out environments in worker processes,
         and environments whose state can't be read (see the page on checkpoints).
+
+        Raises:
+            ClosedError: the workers or nodes have ended without saving their state.
         """
         with self.pause():
             return self.source.save()
@@ -508,7 +561,8 @@ class SourceCollector(ConfiguredCollector):
 
         Collection resumes in the middle of episodes, and the global generators of torch, NumPy and Python are restored.
         If the state of an environment is missing or doesn't fit, all environments are reset before the next batch. The
-        open trajectories then end where they were saved, and `stats` counts them as ``cut``.
+        open trajectories then end where they were saved, and `stats` counts them as ``cut``. Collectors with workers or
+        nodes always reset their environments.
 
         This collector may have delivered other frames of the same trajectories meanwhile. A replay buffer may still
         hold those frames, so the resumed trajectories get new ids. `gleanrl.Checkpoint` restores buffers, too, and
@@ -516,7 +570,7 @@ class SourceCollector(ConfiguredCollector):
 
         Args:
             state_dict: a result of `state_dict`.
-            strict: whether a missing or unexpected entry is an error.
+            strict: whether a missing or unexpected entry is an error. Otherwise missing parts stay unchanged.
             **kwargs: passed to the policy's `load_state_dict`.
 
         Raises:
@@ -531,7 +585,11 @@ class SourceCollector(ConfiguredCollector):
     def loading(
         self, state: Mapping[str, Any], strict: bool, keep_ids: bool = False, **kwargs: Any
     ) -> Loading:
-        """Check a saved state and return the change that loads it; see `Source.loading`."""
+        """Check a saved state and return the change that loads it; see `Source.loading`.
+
+        Raises:
+            ClosedError: the collector was shut down.
+        """
         self._delivery.require_open()
         return self.source.loading(state, strict, keep_ids, **kwargs)
 

@@ -25,7 +25,7 @@ _SCANS = {torch.float32: first_nonfinite_f32, torch.float64: first_nonfinite_f64
 
 
 def first_nonfinite(column: torch.Tensor) -> int:
-    """Return the flat position of the first NaN or infinity in `column`, or -1.
+    """Return the flat position of the first NaN or infinity in `column`; -1 without one, or for other dtypes.
 
     Contiguous float32 and float64 columns on the CPU are scanned in one pass, without a temporary.
     """
@@ -108,6 +108,7 @@ class Completed:
     """Result of `BatchColumns.complete`."""
 
     frames: int
+    """Frames over all environments, flagged ones included, masked ones excluded."""
     flagged: int
     """Frames that are marked as not finite."""
     excess: int
@@ -124,6 +125,10 @@ class BatchColumns:
         plan: the rollout plan.
         options: which columns are added and which values are checked.
         numbering: maps local trajectory ids to global ones.
+
+    Raises:
+        InvalidArgumentError: the environment already has an entry that `options` would add: ``"step_count"`` or
+            ``"policy_version"``.
     """
 
     def __init__(
@@ -180,18 +185,18 @@ class BatchColumns:
     def complete(
         self, block: Block, count: int, trajectories: TrajectoryIds, most: int | None = None
     ) -> Completed:
-        """Check the first `count` steps of a block, and fill in ids and step counts.
+        """Check the first `count` steps of a block, and fill in ids, step counts and marks of nonfinite values.
 
         Args:
             block: a block of `schema`.
             count: number of written steps.
             trajectories: the open trajectories before the batch.
-            most: the number of frames that may be delivered. Frames beyond it are masked: in the last step, from the
-                last environment backward.
+            most: the number of frames that may be delivered; None for no limit. In a block with a mask, frames beyond
+                it are masked: in the last step, from the last environment backward. Without a mask it has no effect.
 
         Raises:
-            PolicyError: an action is NaN.
-            NonFiniteError: another value is not finite (with ``nonfinite="raise"``).
+            PolicyError: an action is NaN, for any ``nonfinite``.
+            NonFiniteError: a value of the environment is not finite (with ``nonfinite="raise"``).
         """
         # One fast scan covers all columns. The checks that locate a bad value run only if it fails.
         finite = self._finite(block, count)
@@ -245,7 +250,7 @@ class BatchColumns:
         check_finite([(p, self._flat(block, p, count)) for p in self._env_paths], count, self._env_name)
 
     def note_version(self, block: Block, version: int) -> None:
-        """Fill in the version of the policy that acted in the whole block."""
+        """Write the version of the policy that acted into every step of the block."""
         for path in VERSIONS:
             block.column(path).fill_(version)
 
@@ -289,7 +294,7 @@ class BatchColumns:
         return (local if self._numbering is None else self._numbering(local)), step
 
     def action(self, block: Block, env: int, t: int) -> torch.Tensor | None:
-        """Return the first action of environment `env` at step `t`; None if there are no actions."""
+        """Return the action of environment `env` at step `t`, for the first action key; None without actions."""
         path = self._first_action
         return None if path is None else self._flat(block, path, block.num_steps)[env, t]
 
@@ -312,7 +317,7 @@ class BatchColumns:
         return self._flat(block, MASK, count) if MASK in self.schema else None
 
     def _rewards(self, block: Block, count: int) -> Any:
-        """Return ``(P, count)``, the sum of each step's rewards; None if there are no rewards."""
+        """Return ``(P, count)``, the sum of each step's values at the first reward key; None without rewards."""
         if self._reward_path is None:
             return None
         field = self.schema[self._reward_path]

@@ -45,6 +45,9 @@ class Devices:
             storing: device of the batches. By default it is the environment's device, if the policy's device agrees
                 with it.
             env_own: the environment's current device.
+
+        Raises:
+            InvalidArgumentError: a device does not exist.
         """
         general = as_device(device)
         env_device = as_device(env) or general or as_device(env_own)
@@ -64,7 +67,7 @@ def make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None) -> Any:
 
     Args:
         create_env_fn: an environment or a callable.
-        kwargs: keyword arguments for the callable, or for the environment if it has `update_kwargs`.
+        kwargs: keyword arguments for the callable. An environment that has `update_kwargs` gets them there.
 
     Raises:
         InvalidTypeError: `create_env_fn` is neither, or the callable returned no environment.
@@ -175,6 +178,9 @@ def assemble(
 ) -> Assembly:
     """Return a source that collects with the given environment and policy, as the config says.
 
+    The passed environment changes: it is reopened if it was closed, moved to its device, and given a ``"truncated"``
+    flag if steps are limited. If the policy has uninitialized parameters, it is called once.
+
     Order matters here. The environment is moved and prepared before the policy's state and the plan are derived from
     its specs. An uninitialized policy makes its parameters in a first call, before a copy of it is moved to another
     device.
@@ -189,7 +195,9 @@ def assemble(
         first_id: the first local id that may be used.
 
     Raises:
-        UnsupportedError: the environment has no ``"truncated"`` flag, or a device does not exist.
+        UnsupportedError: ``set_truncated`` or a step limit needs a ``"truncated"`` flag, but the environment has none
+            or can't add it.
+        InvalidArgumentError: a device does not exist, or the environment already has an entry that would be added.
         InvalidTypeError, PolicyError: the policy does not fit the environment.
     """
     if (reopen := extra(env, "_reopen")) is not None:  # the shutdown of another collector may have closed it
@@ -234,7 +242,7 @@ def assemble(
 
 
 def registered(collector: Any) -> Callable[[Any], None]:
-    """Return a callable that registers `collector` with an environment that has transforms."""
+    """Return a function that registers `collector` with an environment, if the environment has transforms."""
 
     def tell(env: Any) -> None:
         if isinstance(env, TransformedEnv):

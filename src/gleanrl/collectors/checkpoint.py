@@ -42,7 +42,7 @@ class EpisodePosition:
 
     @classmethod
     def of(cls, env: Any, stepper: Stepper, reset_first: bool) -> EpisodePosition:
-        """Return the current positions.
+        """Return the current positions, without carry and memory if the environments' state can't be read.
 
         Args:
             env: the environments.
@@ -58,7 +58,11 @@ class EpisodePosition:
 
     @classmethod
     def read(cls, state: Any, env: Any, stepper: Stepper) -> EpisodePosition:
-        """Return the positions of a saved state. Without a carry if the environments can't be restored to them."""
+        """Return the positions of a saved state, without carry and memory if the environments can't be restored.
+
+        Raises:
+            SchemaError: the entries ``"why"`` or ``"generators"`` don't fit, or ``"memory"`` is missing.
+        """
         reader = StateReader(state, "the environments' place")
         why = reader.text("why")
         generators = reader.optional("generators", lambda name: GENERATORS.parse(reader.get(name)))
@@ -72,7 +76,7 @@ class EpisodePosition:
         return cls(carry, memory, why, generators)
 
     def take_up(self, env: Any, stepper: Stepper) -> None:
-        """Restore the environments, the stepper and the process's generators."""
+        """Restore the environments, the stepper and the process's generators. Parts that are None stay unchanged."""
         if self.memory is not None:
             adopt_memory(env, self.memory)
         if self.carry is not None:
@@ -127,7 +131,10 @@ class SavedCollector(NamedTuple):
 
 
 def saved(collection: Collects) -> dict[str, Any]:
-    """Return the state of the environment and the policy, and of the source under ``"source"``."""
+    """Return the state of the environment and the policy, and of the source under ``"source"``.
+
+    A copied policy first gets the user's current weights, if it follows them; see `PolicyWeights.refresh`.
+    """
     counts = collection.counts
     state: dict[str, Any] = {
         "env_state_dict": dict(collection.env.state_dict()),
@@ -145,7 +152,10 @@ def saved(collection: Collects) -> dict[str, Any]:
 def loading(
     collection: Collects, state: Mapping[str, Any], strict: bool, keep_ids: bool, arguments: Mapping[str, Any]
 ) -> Loading:
-    """Check a saved state and return the change that loads it; see `Source.loading`."""
+    """Check a saved state and return the change that loads it; see `Source.loading` and `parse`.
+
+    Warn at once if open trajectories of the state can't be continued.
+    """
     policy: Any = collection.plan.policy
     has_policy = isinstance(policy, torch.nn.Module)
     found = parse(collection, state, strict, has_policy, keep_ids)
@@ -177,10 +187,14 @@ def parse(
         strict: whether a missing or unexpected entry is an error.
         has_policy: whether the state must contain the policy's weights.
         keep_ids: see `Source.loading`.
+
+    Raises:
+        InvalidTypeError, MissingKeyError, SchemaError: see `check_entries`. `SchemaError` also if a value doesn't fit.
     """
     needed = {"env_state_dict", "frames", "iter"} | ({"policy_state_dict"} if has_policy else set())
     check_entries(state, needed, strict, f"expected {sorted(needed)}")
-    # Older states have no "source": counters and ids of the running source are kept, and a reset follows.
+    # Older states have no "source". `frames` and `iter` come from the state, the other counters and the ids from the
+    # running source. A reset follows.
     has_source = "source" in state
     value = (
         collection.parse(state["source"])
@@ -237,6 +251,11 @@ def check_entries(state: Any, needed: Set[str], strict: bool, hint: str) -> None
         needed: the required entries. ``"source"`` is always optional, because older states lack it.
         strict: whether a missing or unexpected entry is an error.
         hint: end of the message about unexpected entries.
+
+    Raises:
+        InvalidTypeError: the state is not a mapping, regardless of `strict`.
+        MissingKeyError: an entry is missing.
+        SchemaError: an entry is unexpected.
     """
     if not isinstance(state, Mapping):
         raise InvalidTypeError(f"load_state_dict: expected a mapping, got {type(state).__name__}")
@@ -248,7 +267,7 @@ def check_entries(state: Any, needed: Set[str], strict: bool, hint: str) -> None
 
 
 def with_counts(counts: FrameCounts, state: Mapping[str, Any], of: str) -> FrameCounts:
-    """Return a ledger with the frames and batches of a saved state; `of` names the owner in errors."""
+    """Return `counts` with the frames and batches that a saved state has; `of` names the owner in errors."""
     reader = StateReader(state, of)
     spent = reader.integer("frames") if "frames" in reader else counts.spent
     batches = reader.integer("iter") if "iter" in reader else counts.batches
@@ -256,12 +275,12 @@ def with_counts(counts: FrameCounts, state: Mapping[str, Any], of: str) -> Frame
 
 
 def adopt(collection: Collects, found: SavedCollector, also: Callable[[], None] | None = None) -> None:
-    """Resume from a saved state.
+    """Resume from a saved state. If the environment's `load_state_dict` raises, nothing else has changed.
 
     Args:
         collection: the source that resumes.
         found: a result of `parse`.
-        also: a further callback of the same change. Like the rest of the change it can't fail.
+        also: a further part of the same change, called first. It can't fail, and a second call has no further effect.
     """
     if found.env:  # comes first: the environment checks and changes in one call, so it may still fail
         collection.env.load_state_dict(found.env, strict=found.strict)

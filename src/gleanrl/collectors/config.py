@@ -60,8 +60,11 @@ class Settings:
     def of(cls, arguments: Mapping[str, Any]) -> Settings:
         """Return the settings of a constructor, which calls this method first, with its ``locals()``.
 
+        ``exploration_mode`` takes precedence over ``exploration_type``, with a `DeprecationWarning`.
+
         Raises:
-            InvalidArgumentError, InvalidTypeError: an argument has a bad value.
+            InvalidArgumentError, InvalidTypeError: an argument has a bad value. Values that only `options` uses are
+                checked there.
             UnsupportedError, MissingArgumentError: arguments exclude each other, or one requires another.
         """
         values = {field.name: arguments[field.name] for field in fields(cls) if field.name in arguments}
@@ -108,7 +111,12 @@ class Settings:
                 )
 
     def options(self) -> CollectionOptions:
-        """Return the collection options."""
+        """Return the collection options.
+
+        Raises:
+            InvalidArgumentError: `exploration_type` or `nonfinite` has a bad value.
+            InvalidTypeError: `interruptor` has no ``collection_stopped()``.
+        """
         return CollectionOptions(
             max_steps=self.max_frames_per_traj or None,
             exploration_type=self.exploration_type,
@@ -133,7 +141,7 @@ class Settings:
         truncated: Sequence[NestedKey] = (),
         progress: bool = False,
     ) -> BatchDelivery:
-        """Return the delivery of a source's batches, or of its whole trajectories.
+        """Return the delivery of a source's batches, or of its whole trajectories; move `postproc` to its device.
 
         Args:
             source: makes the batches.
@@ -142,6 +150,10 @@ class Settings:
             moved_to: device that batches have to be moved to; None if they are already there.
             truncated: see `PostProcessing`.
             progress: whether the counters are shown.
+
+        Raises:
+            UnsupportedError: another argument excludes `trajs_per_batch`.
+            InvalidTypeError: `postproc` or `post_collect_hook` is not callable.
         """
         source = self.trajectory_source(source)
         move_postproc(self.postproc, storing)
@@ -152,6 +164,8 @@ class Settings:
 
     def trajectory_source(self, source: Source) -> Source:
         """Return a source of whole trajectories if `trajs_per_batch` is set, else `source` unchanged.
+
+        With a replay buffer, a batch has all trajectories that ended since the last one, for any `trajs_per_batch`.
 
         Raises:
             UnsupportedError: another argument excludes `trajs_per_batch`.

@@ -32,11 +32,12 @@ class PostProcessing:
 
     Args:
         device: device that batches are moved to; None to leave them.
-        truncated: the environment's done keys, if the last step of every batch is marked as truncated.
+        truncated: the environment's done keys, if the last step of every batch is marked as truncated, in place.
         split: whether batches are split into padded trajectories.
         postproc: called last; its result is delivered.
-        reuse: whether all batches are moved into the same memory, each overwriting the one before.
-        hook: called on every batch in its delivered form.
+        reuse: whether moved batches of one shape share their memory, each overwriting the one before. No effect
+            without `device`.
+        hook: called on every batch in its delivered form. Its result is ignored.
 
     Raises:
         InvalidTypeError: `postproc` or `hook` is not callable.
@@ -60,7 +61,7 @@ class PostProcessing:
 
     @property
     def copies(self) -> bool:
-        """Whether batches are copied to another device before user code sees them."""
+        """Whether batches are copied from the CPU to another device before user code sees them."""
         return self._device is not None and self._device.type != "cpu"
 
     @property
@@ -69,7 +70,13 @@ class PostProcessing:
         return not self._split and self._postproc is None and self._hook is None
 
     def __call__(self, batch: TensorDictBase) -> TensorDictBase:
-        """Return the batch to deliver in place of a collected one, without private entries such as ``"_noise"``."""
+        """Return the batch to deliver in place of a collected one, without private entries such as ``"_noise"``.
+
+        The first batch determines the private entries. Errors of `postproc` and `hook` are raised unchanged.
+
+        Raises:
+            InvalidTypeError: `postproc` returned None.
+        """
         if self._private is None:
             # A Ray reference names a batch that was finished on its node.
             keys = batch.keys(True, True) if isinstance(batch, TensorDictBase) else ()
@@ -138,11 +145,14 @@ class BufferSink:
 
     @property
     def slot_dims(self) -> int:
-        """Number of batch dimensions of the buffer's storage."""
+        """Number of batch dimensions of the buffer's storage; 1 for a buffer that is not a `ReplayBuffer`."""
         return self.buffer.storage.ndim if isinstance(self.buffer, ReplayBuffer) else 1
 
     def put(self, batch: Any, arrived: Callable[[], Any]) -> None:
         """Write a batch, or a Ray reference that the buffer's `extend` accepts, and call `arrived`, possibly twice.
+
+        An empty batch is not written, but `arrived` is called. If writing raises after rows were written, `arrived` is
+        called before the error is raised.
 
         An interrupt comes either before the batch is written, or after both. That holds for buffers of this library,
         which complete a write that has begun.
@@ -300,11 +310,11 @@ class BatchDelivery:
         """Return the next batch that the budget grants. With a buffer, write it there and return None.
 
         Args:
-            finish: called on a batch before it is handed out.
+            finish: called on a batch before it is handed out; not called with a buffer.
 
         Raises:
-            BudgetSpent: there is no further batch.
-            ClosedError: the collector was shut down.
+            BudgetSpent: there is no further batch, whether or not the collector was shut down.
+            ClosedError: the collector was shut down before its budget was spent.
         """
         if not self.source.more(self._budget):
             raise BudgetSpent
@@ -312,7 +322,12 @@ class BatchDelivery:
         return self._deliver_one(collect, finish if self.sink is None else None, self.sink)
 
     def collect_outside_budget(self, grant: Grant) -> TensorDictBase | None:
-        """Return a batch outside the budget to the user, even if the collector has a buffer."""
+        """Return a post-processed batch outside the budget to the user, even if the collector has a buffer.
+
+        Raises:
+            UnsupportedError: the source can't collect outside the budget; see `Source.collect`.
+            ClosedError: the collector was shut down.
+        """
         return self._deliver_one(lambda: self.source.collect(grant))
 
     def serve(
@@ -320,10 +335,15 @@ class BatchDelivery:
     ) -> Packed | None:
         """Collect a batch for another component, such as a Ray node. Return None if `grants` grants no batch.
 
+        The batch is post-processed and counted as delivered, but not written to the buffer.
+
         Args:
             grants: replaces the budget.
             pack: called with the batch and `Collected.part`. Its result is returned, and must be read before the next
                 call.
+
+        Raises:
+            ClosedError: the collector was shut down.
         """
         if not self.source.more(grants):
             return None
@@ -344,7 +364,8 @@ class BatchDelivery:
     ) -> TensorDictBase | None:
         """Collect, post-process and hand over one batch. Return it, or None after writing it to the buffer.
 
-        If the batch fails, its frames are discarded under the reason ``"postproc"``, ``"buffer"`` or ``"interrupted"``.
+        If the batch fails after it was collected, its frames are discarded under the reason ``"postproc"``,
+        ``"buffer"`` or ``"interrupted"``.
         """
         self.require_open()
         self.show_progress()

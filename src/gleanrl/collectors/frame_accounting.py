@@ -62,7 +62,7 @@ class TrajectoryIds:
 
     @property
     def recent(self) -> list[Episode]:
-        """The last ended trajectories, in order."""
+        """The last ended trajectories, at most `NUM_RECENT`, in the order of their ends."""
         lengths = self.recent_lengths
         returns = (
             self.recent_returns if len(self.recent_returns) == len(lengths) else [math.nan] * len(lengths)
@@ -77,7 +77,7 @@ class TrajectoryIds:
 
     @staticmethod
     def begin(num_envs: int, first_id: int = 0) -> TrajectoryIds:
-        """Return the ids of environments that have no frame yet."""
+        """Return new trajectories without frames, with the ids from `first_id` on."""
         ids = np.arange(first_id, first_id + num_envs, dtype=np.int64)
         return TrajectoryIds(ids, np.zeros_like(ids), np.zeros(num_envs), first_id + num_envs)
 
@@ -105,7 +105,7 @@ class TrajectoryIds:
         mask: Array | None = None,
         numbering: Numbering | None = None,
     ) -> TrajectoryIds:
-        """Fill in the columns of a batch and return the open trajectories after it.
+        """Fill in `ids` and `counts` of a batch in place, and return the open trajectories after it.
 
         Args:
             done: ``(P, T)`` bool, whether the trajectory ended with this step.
@@ -135,7 +135,7 @@ class TrajectoryIds:
         )
 
     def abandon(self, mask: Array | None = None) -> TrajectoryIds:
-        """Return the open trajectories after a reset. Environments whose trajectory has frames get new ids.
+        """Return the open trajectories after a reset. Reset environments get new ids if their trajectory has frames.
 
         Args:
             mask: ``(P,)`` bool, which environments were reset; None for all.
@@ -253,7 +253,7 @@ class CollectorStats:
         mean_return: mean undiscounted return of the last 100 episodes of all workers, in the order of their ends; NaN
             before the first.
         mean_length: mean length of these episodes in steps; NaN before the first.
-        frames_per_s: frames per second of collection, without the learner's time.
+        frames_per_s: stepped frames per second of collection, without the learner's time; 0 before the first batch.
         workers: the counters of each worker process; empty without workers.
         cut: trajectories that were open in a loaded state and could not be continued.
     """
@@ -337,7 +337,10 @@ class FrameCounts:
         return replace(self, discards={**self.discards, reason: self.discards.get(reason, 0) + frames})
 
     def stats(self, trajectories: TrajectoryIds | None = None) -> CollectorStats:
-        """Return the counters for the user. Without `trajectories`, the caller fills in episodes and means."""
+        """Return the counters for the user.
+
+        Without `trajectories` the result has no episodes and NaN means, which the caller replaces.
+        """
         mean_return, mean_length = means_of(() if trajectories is None else trajectories.recent)
         return CollectorStats(
             stepped=self.stepped,

@@ -108,6 +108,9 @@ class WorkersCollector(SourceCollector):
         LengthError: a list does not have one entry for each worker (also a RuntimeError).
         SchemaError: the workers' environments differ in their columns (also a RuntimeError).
         UnsupportedError: arguments exclude each other, or are not available on this machine; the message says which.
+        MissingArgumentError: an argument requires another one; the message says which.
+        WorkerError: the policy can't be pickled, or a worker can't be started (also a RuntimeError).
+        Exception: an error of the environment's or the policy's construction in a worker. All workers have ended.
     """
 
     cat_results = Setting()
@@ -249,7 +252,7 @@ class WorkersCollector(SourceCollector):
 
     @property
     def processes(self) -> list[int]:
-        """The workers' process ids."""
+        """The workers' process ids, in worker order. A replaced worker has a new one."""
         return self._worker_source.controller.processes
 
     def frames_per_batch_worker(self, worker_idx: int | None = None) -> int:
@@ -348,9 +351,12 @@ class aSyncDataCollector(MultiaSyncDataCollector):
     """A `MultiaSyncDataCollector` with one worker, which collects while the learner trains.
 
     Args:
-        create_env_fn: a callable that makes the environment, or an unused environment.
+        create_env_fn: a callable that makes the environment, or an unused environment; or a list with one entry.
         policy: see `WorkersCollector`.
         **kwargs: see `WorkersCollector`.
+
+    Raises:
+        LengthError: `create_env_fn` is a list with another length.
 
     Examples:
         >>> from gleanrl.envs import GymEnv
@@ -370,7 +376,7 @@ class aSyncDataCollector(MultiaSyncDataCollector):
 
 
 def _storing(source: WorkerSource) -> torch.device | None:
-    """Return the device that batches have to be moved to; None if they stay on the CPU."""
+    """Return the device that batches have to be moved to; None for the CPU, or if the workers' devices differ."""
     places = {str(found.storing) for found in source.controller.descriptions}
     storing = source.description.storing
     return storing if len(places) == 1 and storing is not None and storing.type != "cpu" else None

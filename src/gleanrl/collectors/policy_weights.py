@@ -23,7 +23,11 @@ Pairs: TypeAlias = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 
 def made_policy(policy: Any, factory: Callable[[], Any] | None) -> Any:
-    """Return the policy that the user passed, or the one that the user's callable makes."""
+    """Return the policy that the user passed, or the one that the user's callable makes.
+
+    Raises:
+        InvalidTypeError: both were passed, or `factory` is not callable.
+    """
     if factory is None:
         return policy
     if policy is not None:
@@ -46,6 +50,9 @@ class PolicyWeights:
     Args:
         policy: the policy that the user passed.
         device: device that it runs on; None for its current device.
+
+    Raises:
+        PolicyError: the policy has to move, but can't be copied.
     """
 
     version = 0
@@ -76,10 +83,11 @@ class PolicyWeights:
         return self.policy is not self._source and not self._by_hand
 
     def refresh(self) -> None:
-        """Copy the current weights of the user's module, unless the user pushes weights.
+        """Copy the current weights of the user's module into the copy, if there is one, until the first `push`.
 
         Raises:
-            PolicyError: the policy has no weights yet.
+            PolicyError: the policy has no weights yet: its parameters were on the meta device, and none were pushed.
+            SchemaError: the user's module has other keys, shapes or dtypes than the copy.
         """
         if self._lacking:
             raise PolicyError(
@@ -90,7 +98,7 @@ class PolicyWeights:
             copy_weights(TensorDict.from_module(self._source), TensorDict.from_module(self.policy))
 
     def loaded(self) -> None:
-        """Copy loaded weights back into the user's module, unless the user pushes weights.
+        """Copy loaded weights from the copy back into the user's module, if there is a copy, until the first `push`.
 
         Otherwise the next `refresh` would overwrite the loaded weights with the old ones.
         """
@@ -106,7 +114,8 @@ class PolicyWeights:
 
         Args:
             weights: a result of `TensorDict.from_module`, for the policy or for a module around it; such a module; its
-                state dictionary. None takes the current weights of the user's module.
+                state dictionary. None takes the current weights of the user's module; it has no effect if the policy is
+                not a module.
 
         Raises:
             PolicyError: weights were passed, but the policy is not a module.
@@ -128,10 +137,10 @@ class PolicyWeights:
 
 
 def chosen_weights(policy_or_weights: Any, named: Mapping[str, Any]) -> Any:
-    """Return the weights that were passed to `update_policy_weights_`, under any of the keyword's names.
+    """Return the weights that were passed to `update_policy_weights_`, under any of the keyword's names; None for none.
 
     Raises:
-        InvalidArgumentError: weights were passed under several names, or for several policies.
+        InvalidArgumentError: weights were passed under several names, or for another policy than ``"policy"``.
         InvalidTypeError: a keyword is unknown.
     """
     unknown = named.keys() - {"policy_weights", "weights", "policy", "weights_dict", "model_id"}
@@ -153,7 +162,11 @@ def chosen_weights(policy_or_weights: Any, named: Mapping[str, Any]) -> Any:
 
 
 def weights_of(source: Any) -> TensorDictBase:
-    """Return the weights of a module, a state dictionary or a TensorDict as a TensorDict."""
+    """Return the weights of a module, a state dictionary or a TensorDict as a TensorDict of the same tensors.
+
+    Raises:
+        InvalidTypeError: `source` has another type.
+    """
     if isinstance(source, torch.nn.Module):
         return TensorDict.from_module(source)
     if isinstance(source, Mapping):
@@ -220,13 +233,16 @@ def matched_weights(weights: TensorDictBase, target: TensorDictBase) -> Pairs:
 
 
 def on_meta(module: torch.nn.Module) -> bool:
-    """Return whether no parameter has a value. A policy with some valued parameters may not use the others."""
+    """Return whether a module has parameters, none of them with a value. A policy may not use all parameters."""
     places = {weight.is_meta for weight in module.parameters()}
     return places == {True}
 
 
 def _moved(module: torch.nn.Module, device: torch.device) -> torch.nn.Module:
-    """Move a module to a device. Tensors without values, which the module does not use, stay on the meta device."""
+    """Move a module to a device, in place.
+
+    Tensors without values, which the module does not use, stay on the meta device.
+    """
     if any(tensor.is_meta for tensor in chain(module.parameters(), module.buffers())):
         return module._apply(lambda leaf: leaf if leaf.is_meta else leaf.to(device))
     return module.to(device)
@@ -243,7 +259,8 @@ def check_loads(
     """Raise `SchemaError` unless `module.load_state_dict(state, strict)` would find all keys in the right shapes.
 
     This check comes first because torch copies all fitting tensors before it raises an error about the rest.
-    `InvalidTypeError` is raised for `arguments` that the method does not accept.
+    Dtypes may differ, and missing or unexpected keys are errors only if `strict`. `InvalidTypeError` is raised for
+    `arguments` that the method does not accept.
     """
     try:
         inspect.signature(module.load_state_dict).bind(state, strict=strict, **(arguments or {}))

@@ -98,6 +98,7 @@ class SyncDataCollector(SourceCollector):
         InvalidTypeError: the policy's parameters can't be matched with observations (also a TypeError).
         PolicyError: the policy's output does not fit the environment's action (also a RuntimeError).
         UnsupportedError: arguments exclude each other, or are not available on this machine; the message says which.
+        MissingArgumentError: an argument requires another one; the message says which.
 
     Examples:
         >>> from gleanrl.envs import GymEnv
@@ -179,7 +180,15 @@ class SyncDataCollector(SourceCollector):
         self.shutdown(close_env=not self.plan.stepper.disturbed)
 
     def rollout(self) -> Any:
-        """Return one full batch outside the budget. It counts against neither total nor random frames."""
+        """Return one full batch of the policy's actions outside the budget, even with a replay buffer.
+
+        It counts against neither total nor random frames. The batch is post-processed, and trajectories continue from
+        the last batch and into the next one.
+
+        Raises:
+            UnsupportedError: the collector has ``trajs_per_batch``.
+            ClosedError: the collector was shut down.
+        """
         with self.pause():
             return self._collect_extra()
 
@@ -217,7 +226,9 @@ class SyncDataCollector(SourceCollector):
         list_of_args: Sequence[Sequence[Any]] | None = None,
         list_of_kwargs: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[Any]:
-        """Call a method of the collector several times and return the list of results.
+        """Call a method of the collector once for each entry of the lists, and return the list of results.
+
+        Without any list the method is not called. An error of a call is raised at once.
 
         Args:
             method_name: name of the method.

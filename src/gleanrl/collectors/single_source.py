@@ -184,7 +184,7 @@ class RolloutSource(Source, Stateful[CollectionState]):
         return Collected(self._wrap(filled.block, filled.num_steps, lend), filled.after)
 
     def fill(self, grant: Grant, target: Block | None = None) -> Filled:
-        """Collect a batch into a block.
+        """Collect a batch into a block. A batch that is still open is discarded first.
 
         Args:
             grant: what may be collected.
@@ -193,8 +193,8 @@ class RolloutSource(Source, Stateful[CollectionState]):
 
         Raises:
             EnvironmentFailure, EnvironmentContractError: the environment raised an error or broke its declaration.
-            PolicyError: the policy's output does not fit.
-            NonFiniteError: a value is not finite (with ``nonfinite="raise"``).
+            PolicyError: the policy's output does not fit, an action is NaN, or the policy has no weights.
+            NonFiniteError: a value of the environment is not finite (with ``nonfinite="raise"``).
         """
         self.lose("interrupted")
         self.weights.refresh()
@@ -266,11 +266,11 @@ class RolloutSource(Source, Stateful[CollectionState]):
         return (batch, self.commit(collected.after))[0]
 
     def commit(self, progress: _Progress) -> Any:
-        """Replace the source's state after a delivered batch."""
+        """Replace the source's state by `Filled.after`, which counts the open batch as delivered."""
         self._now = progress
 
     def lose(self, reason: str, seconds: float = 0.0) -> None:
-        """Count an open batch as discarded; the next batch begins with a reset.
+        """Count an open batch as discarded; the next batch begins with a reset. No effect without an open batch.
 
         Args:
             reason: reason in the ledger.
@@ -286,7 +286,10 @@ class RolloutSource(Source, Stateful[CollectionState]):
         self._now = _Progress(counts, now.trajectories.abandon(), reset_first=True)
 
     def _prepare(self) -> None:
-        """Reset the environments before a batch if the options, a failure or a foreign step require it."""
+        """Reset the environments before a batch if the options, a failure or a foreign step require it.
+
+        A foreign step also causes a warning.
+        """
         if self.options.reset_each or self._now.reset_first:
             self.reset()
         elif self.plan.stepper.disturbed:
@@ -353,7 +356,12 @@ class RolloutSource(Source, Stateful[CollectionState]):
     def reset(self, index: Any = None, **kwargs: Any) -> None:
         """Reset the environments. After a failure, reset all of them, regardless of `index`.
 
+        A batch that is still open is discarded first. A reset of all environments also clears the outputs that the
+        policy reads in the next row.
+
         Raises:
+            UnsupportedError: both `index` and `kwargs` were passed.
+            InvalidArgumentError: `index` was passed for a single environment.
             EnvironmentFailure, EnvironmentContractError: the reset failed. The next batch begins with another one.
         """
         self.lose("interrupted")
@@ -400,7 +408,12 @@ class RolloutSource(Source, Stateful[CollectionState]):
         return last
 
     def push_weights(self, weights: Any = None, worker_ids: Any = None) -> None:
-        """Copy weights into the policy that collects, and increment its version."""
+        """Copy weights into the policy that collects, and increment its version, even if nothing had to be copied.
+
+        Raises:
+            InvalidTypeError: `worker_ids` was passed.
+            PolicyError, InvalidTypeError, SchemaError: see `PolicyWeights.push`.
+        """
         if worker_ids is not None:
             raise InvalidTypeError(
                 "worker_ids: the collector has neither workers nor a weight_updater; leave it out"
@@ -413,7 +426,7 @@ class RolloutSource(Source, Stateful[CollectionState]):
         self.weights.stop_following()
 
     def close(self, close_env: bool = True) -> None:
-        """Close the environment if `close_env` is set."""
+        """Close the environment if `close_env` is set and it is open."""
         if close_env and not is_closed(self.env):
             self.env.close()
 
@@ -439,7 +452,7 @@ class RolloutSource(Source, Stateful[CollectionState]):
         )
 
     def parse(self, state: Any) -> CollectionState:
-        """Return the value of a saved state."""
+        """Return the value of a saved state; raise `SchemaError` for anything else."""
         reader = StateReader(state, "a collection")
         return CollectionState(
             FrameCounts.read(reader.get("ledger")),
@@ -467,5 +480,8 @@ class RolloutSource(Source, Stateful[CollectionState]):
     def loading(
         self, state: Mapping[str, Any], strict: bool, keep_ids: bool = False, **kwargs: Any
     ) -> Loading:
-        """Check a saved state and return the change that loads it; the change can't fail."""
+        """Check a saved state and return the change that loads it.
+
+        The change fails only if the environment's `load_state_dict` raises. Then nothing else has changed.
+        """
         return checkpoint.loading(self, state, strict, keep_ids, kwargs)

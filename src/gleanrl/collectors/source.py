@@ -31,8 +31,11 @@ class CollectionOptions:
         nonfinite: treatment of NaN or infinity in observations and rewards: ``"raise"``, ``"mark"`` or ``"pass"``.
         reuse_block: whether all batches share their memory.
         reset_each: whether every batch begins with a reset.
-        stop: called after every step with the step's number. If it returns True, the batch ends there.
+        stop: called after every step with the step's number, from 0. If it returns True, the batch ends there.
         versioned: whether every frame carries the version of the policy that acted.
+
+    Raises:
+        InvalidArgumentError: `exploration_type` or `nonfinite` has a bad value.
     """
 
     max_steps: int | None = None
@@ -72,7 +75,7 @@ def stop_of(interruptor: Any) -> Callable[[int], bool] | None:
 
 
 def warn(message: str) -> None:
-    """Warn the user at the line of the user's call, unless the environment variable ``RL_WARNINGS`` is 0."""
+    """Warn the user at the line of the user's call, unless the environment variable ``RL_WARNINGS`` is 0 or false."""
     if os.environ.get("RL_WARNINGS", "1").lower() not in ("0", "false"):
         modules = [str(frame.frame.f_globals.get("__name__")) for frame in inspect.stack(0)]
         ours = (level for level, module in enumerate(modules) if module.split(".")[0] != "gleanrl")
@@ -88,8 +91,8 @@ class Grant(NamedTuple):
     """Whether actions are drawn from the action spec instead of the policy."""
     most: int | None = None
     """Limit of the delivered frames, greater than the frames of ``num_steps - 1`` steps; None for no limit. After steps
-    that were no frames, the frames left may not fill a whole step. Frames of the last step beyond the limit are masked
-    and discarded."""
+    that were no frames, the frames left may not fill a whole step. Frames beyond the limit are masked and discarded.
+    They belong to the last step. In a batch of several workers they are the last ones in row-major order."""
     counted: bool = True
     """Whether the frames count against the budget."""
 
@@ -103,6 +106,8 @@ class Grants(Protocol):
 
 class Budget:
     """Check and round the user's frame counts, and grant batches until the frames are spent. Immutable.
+
+    The constructor warns about each count that it rounds, and about a shorter last batch.
 
     Args:
         num_envs: number of environments that step at once. Every step makes this many frames.
@@ -240,7 +245,11 @@ class Source(ABC):
 
     @abstractmethod
     def collect(self, grant: Grant) -> Collected:
-        """Return a batch for the given grant."""
+        """Return a batch for the given grant.
+
+        Raises:
+            UnsupportedError: the source collects ahead, or delivers whole trajectories.
+        """
 
     @abstractmethod
     def deliver(self, collected: Collected, batch: TensorDictBase) -> TensorDictBase:
@@ -307,7 +316,7 @@ class Source(ABC):
 
         Args:
             state: a result of `save`.
-            strict: whether a missing or unexpected entry is an error.
+            strict: whether a missing or unexpected entry is an error. Otherwise missing parts stay unchanged.
             keep_ids: whether trajectories continue under their saved ids, although later frames of them were delivered.
                 Set it only if every buffer with these frames is restored, too. Otherwise such trajectories get new ids.
             **kwargs: passed to the policy's `load_state_dict`.

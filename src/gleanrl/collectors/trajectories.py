@@ -40,8 +40,9 @@ def split_trajectories(
 
     The result is always ``[n_traj, T_max]``, for any number of batch dimensions and even if all trajectories have the
     same length. Row i holds the i-th trajectory from its first step, followed by padding: zeros, False, None or empty
-    tensors. Every entry is padded, ids included. ``mask`` is True on the real steps. Trajectories keep the order of the
-    batch: by environment (row-major over ``*B``), then by time.
+    tensors. Every entry is padded, ids included. Only a non-tensor value that all steps share stays one value. ``mask``
+    is True on the real steps. Trajectories keep the order of the batch: by environment (row-major over ``*B``), then by
+    time.
 
     A trajectory ends where a flag is set, where the id changes, at a masked step, and at the end of each environment's
     row (see `gleanrl.data.trajectories.trajectory_ends`). Fragments of one trajectory that are not adjacent therefore
@@ -66,7 +67,7 @@ def split_trajectories(
         as_nested: return nested tensors ``[n_traj, -1, ...]``, without padding and without a mask.
             ``to_padded_tensor(mask_key="mask")`` of the result pads them. Entries are copied twice, and PyTorch warns
             once that such tensors are a prototype.
-        rollout: another name of `rollout_tensordict`.
+        rollout: another name of `rollout_tensordict`, with precedence.
 
     Returns:
         The trajectories, ``[n_traj, T_max]``, last dimension named "time"; ``[0, 0]`` if the batch has no real step.

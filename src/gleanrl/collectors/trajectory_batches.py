@@ -89,8 +89,10 @@ class CompleteTrajectories(Source):
     def next(self, budget: Grants, lend: bool = False) -> Collected:
         """Return ``[count, T]``, padded; or ``[frames]``, which may be empty without a count.
 
+        With a count, batches of the source are collected until enough trajectories have ended. `lend` has no effect.
+
         Raises:
-            BudgetSpent: the budget is spent, and not enough trajectories have ended.
+            BudgetSpent: the budget is spent, and not enough trajectories have ended. They stay held back until `close`.
         """
         while not self._enough():
             if not self._source.more(budget):
@@ -155,7 +157,7 @@ class CompleteTrajectories(Source):
         self._retained = retained
 
     def lose(self, reason: str) -> None:
-        """Count the open batch as discarded."""
+        """Count the open batch as discarded, and an open batch of the source, too."""
         self._source.lose(reason)
         if self._retained.open:
             self._retained = self._retained.without(reason, num_complete=self._retained.open)
@@ -191,13 +193,20 @@ class CompleteTrajectories(Source):
         return self._source.recent_episodes()
 
     def reset(self, index: Any = None, **kwargs: Any) -> None:
-        """Reset environments. A reset of all environments also discards the held-back frames."""
+        """Reset environments.
+
+        A reset of all environments also discards all held-back frames, ended trajectories included. After a reset of
+        some, their open trajectories are discarded with the next batch of the source.
+        """
         self._source.reset(index, **kwargs)
         if index is None:
             self._empty()
 
     def set_seed(self, seed: int, static_seed: bool) -> int:
-        """Seed the environments and the random actions, and reset. Return the last seed that was used."""
+        """Seed the environments and the random actions, and reset. Return the last seed that was used.
+
+        All held-back frames are discarded.
+        """
         last = self._source.set_seed(seed, static_seed)
         self._empty()
         return last

@@ -69,6 +69,8 @@ class WeightUpdaterBase(ABC):
     def push_weights(self, policy_or_weights: Any = None, worker_ids: Any = None) -> None:
         """Send weights to workers, then call the hooks.
 
+        If sending to a worker raises, the remaining workers get nothing, and the hooks are not called.
+
         Args:
             policy_or_weights: a module, TensorDict or dictionary, or any value that `_maybe_map_weights` accepts. None
                 sends the weights of `_get_server_weights`.
@@ -113,7 +115,7 @@ class VanillaWeightUpdater(WeightUpdaterBase):
     """Copy weights into the weights of one policy, in place.
 
     Args:
-        weight_getter: returns the weights if none are pushed.
+        weight_getter: returns the weights if none are pushed. Without it, or if it returns None, nothing is copied.
         policy_weights: the weights to write, ``TensorDict.from_module(policy)``.
     """
 
@@ -145,8 +147,9 @@ class MultiProcessedWeightUpdater(WeightUpdaterBase):
 
     Args:
         get_server_weights: returns the weights if none are pushed; None for the weights of the collector's policy.
-        policy_weights: further weights to update, by device. The workers' weights are not among them: they have their
-            own shared memory.
+        policy_weights: further weights to update, by device. Each is updated if all workers get weights, or if its
+            device is among `worker_ids`, but not with the collector's own weights (None). The workers' weights are not
+            among them: they have their own shared memory.
 
     Examples:
         >>> class Halving(MultiProcessedWeightUpdater):
@@ -178,7 +181,7 @@ class MultiProcessedWeightUpdater(WeightUpdaterBase):
 
 
 def made_updater(updater: Any, policy: Any = None) -> WeightUpdaterBase | None:
-    """Return the updater that the user passed or that the user's callable makes.
+    """Return the updater that the user passed or that the user's callable makes; None for None.
 
     A class is first asked for `from_policy`, then called.
 

@@ -162,7 +162,7 @@ class GymStepper(Stepper):
         self._carry: Any = None  # one array for one plain leaf, else a list
         self._carry_flags = (False, False, False)
         self._t = -1  # the last row that was written
-        self._block: Block | None = None  # the block that rows are written into
+        self._block: Block | None = None
         self._start = 0  # the row at which the episode began; negative if in an earlier block
         self._limit_at = _NEVER
         # While `run` postpones the copies of roots: the rows at which episodes began, whose roots are already written.
