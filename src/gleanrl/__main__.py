@@ -12,7 +12,10 @@ from gleanrl._takeover.import_hook import install
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line: parse the arguments, install the import hook, and run the program.
+    """Run the command line: parse the arguments, install the import hook, and run the program in this process.
+
+    The call changes `sys.argv`, and `sys.path` as Python itself would for the program. Errors of the program pass
+    through.
 
     Raises:
         SystemExit: the command line is wrong, or the program's file doesn't exist.

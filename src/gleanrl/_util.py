@@ -48,7 +48,13 @@ def optional_callable(name: str, value: Any) -> Any:
 
 
 def key_list(keys: Any) -> tuple[NestedKey, ...]:
-    """Return the `keys` argument of `sample`, one key or several, as a tuple; the keys themselves aren't checked."""
+    """Return the `keys` argument of `sample`, one key or several, as a tuple; the keys themselves aren't checked.
+
+    A string is one key. A tuple holds several keys, so a single nested key must be inside a list.
+
+    Raises:
+        InvalidTypeError: `keys` isn't iterable.
+    """
     if isinstance(keys, str):
         return (keys,)
     if not isinstance(keys, Iterable):
@@ -57,7 +63,11 @@ def key_list(keys: Any) -> tuple[NestedKey, ...]:
 
 
 def integer(name: str, value: Any, least: int | None = None) -> int:
-    """Return `value` if it is an integer (not a bool) of at least `least`; otherwise raise `InvalidArgumentError`."""
+    """Return `value` as an int if it is an integer (not a bool) of at least `least`.
+
+    Raises:
+        InvalidArgumentError: otherwise, also for a value of another type; the message names the argument.
+    """
     if type(value) is int and (least is None or value >= least):  # the common case, without `operator.index`
         return value
     try:

@@ -87,6 +87,9 @@ class Checkpoint:
         Raises:
             CheckpointError: a part can't be saved (the message names it), or another process writes to the folder.
             OSError: the disk is full, or fails; the call removes the files that it wrote.
+            InvalidArgumentError: `keep` is below 1.
+
+        With ``wait=False``, errors of the write are raised by `Dump.wait` or a later save instead.
         """
         positive("keep", keep)
         flag("wait", wait)
@@ -114,7 +117,7 @@ class Checkpoint:
         return state
 
     def load(self, path: os.PathLike[str] | str, verify: bool = True) -> None:
-        """Restore the newest complete checkpoint; a warning names newer ones that are damaged.
+        """Restore the newest complete checkpoint, including the random generators; a warning names newer damaged ones.
 
         The parts must have the same names and the same configuration as the saved parts. They may be new or used.
 
@@ -241,7 +244,7 @@ class Checkpoint:
 
 
 def _check_storages(parts: Mapping[str, Any]) -> None:
-    """Raise if two buffers share a storage, because both would load its records."""
+    """Raise `InvalidArgumentError` if two buffers share a storage, because both would load its records."""
     owners: dict[int, str] = {}
     for name, part in parts.items():
         if not isinstance(part, ReplayBuffer):
@@ -266,7 +269,11 @@ def _says_beforehand(part: Any) -> bool:
 
 
 def _filling(part: dict[Any, Any], state: Any) -> Change:
-    """Return a callback that replaces the content of a dictionary by a saved one."""
+    """Return a callback that replaces the content of a dictionary by a copy of a saved one.
+
+    Raises:
+        SchemaError: the saved state isn't a dictionary.
+    """
     if not isinstance(state, dict):
         raise SchemaError(f"expected a dictionary, got {type(state).__name__}")
 
@@ -279,7 +286,7 @@ def _filling(part: dict[Any, Any], state: Any) -> Change:
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Add the name of the part to errors raised within a ``with`` block."""
+    """Turn errors within a ``with`` block into a `SchemaError` that names the part, except a `CheckpointError`."""
     try:
         yield
     except CheckpointError:

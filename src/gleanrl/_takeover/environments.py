@@ -23,7 +23,10 @@ _ROLES = ("observation", "state", "action", "reward", "done")
 
 
 def adapt(collectors: ModuleType) -> None:
-    """Wrap the constructors of a TorchRL module's collector classes, so that they accept gleanrl environments."""
+    """Wrap the constructors of a TorchRL module's collector classes in place, so that they accept gleanrl environments.
+
+    A class without a constructor of its own keeps the one of its base class.
+    """
     for cls in vars(collectors).values():
         init = vars(cls).get("__init__") if inspect.isclass(cls) else None
         names = [*inspect.signature(init).parameters] if init is not None else []
@@ -36,7 +39,8 @@ def as_torchrl(source: Any) -> Any:
     """Return the environment argument of a TorchRL collector with each gleanrl environment in a TorchRL adapter.
 
     Args:
-        source: an environment, a function that makes one, or a list of these. Other objects are returned unchanged.
+        source: an environment, a function that makes one, or a list or tuple of these, which becomes a list. A function
+            becomes a picklable one that adapts the environment it makes. Other objects are returned unchanged.
     """
     if isinstance(source, (list, tuple)):
         return [as_torchrl(one) for one in source]

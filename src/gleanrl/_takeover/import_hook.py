@@ -89,7 +89,8 @@ class Facade(ModuleType):
 def as_seen(path: str) -> ModuleType:
     """Return a module for a taken-over program: a facade for `torchrl` and modules of the data layer.
 
-    Other modules are returned unchanged.
+    Other modules are imported and returned unchanged. Each path gives the same object at every call. The first facade
+    imports the whole data layer of TorchRL (see `_begin`).
 
     Raises:
         ModuleNotFoundError: neither TorchRL nor gleanrl has the module.
@@ -131,6 +132,9 @@ _installed = False
 
 def install(silent: bool = False) -> None:
     """Install the import hook in this process; further calls have no effect.
+
+    The call replaces `builtins.__import__` and `importlib.import_module`, and prepares processes that start later. An
+    error changes nothing.
 
     Args:
         silent: whether to print no messages.

@@ -32,6 +32,8 @@ def counterpart(module: str) -> str:
 def served(module: str) -> Mapping[str, Any]:
     """Return the objects that gleanrl serves in a TorchRL module, by name: public names, and names of other releases.
 
+    The call imports gleanrl's module. The result is empty if gleanrl has no module at this path.
+
     Args:
         module: a TorchRL path within the data layer.
     """

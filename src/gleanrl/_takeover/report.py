@@ -61,7 +61,7 @@ class Times:
         self._goes_on = True
 
     def start(self) -> None:
-        """Start sampling."""
+        """Start the sampling thread; may be called once."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -70,7 +70,10 @@ class Times:
         self._thread.join()
 
     def table(self) -> str:
-        """Return the seconds as a table: one line per part that the program called, with the code that ran inside."""
+        """Return the seconds as a table: one line per part that the program called, with the code that ran inside.
+
+        The total counts from the creation of this object, also after `stop`.
+        """
         total = clock.monotonic() - self._start
         called: dict[str, float] = defaultdict(float)
         for (outer, _), seconds in self._spent.items():
@@ -131,7 +134,7 @@ class Notes:
     Any thread may call `took`. It needs no lock, because two threads that record the same name write the same value.
 
     Attributes:
-        quiet: whether to print no messages; True in processes that the program started.
+        silent: whether to print no messages; True in processes that the program started.
     """
 
     def __init__(self) -> None:
@@ -141,7 +144,10 @@ class Notes:
         """The names that the program used, each with the module that defines its object."""
 
     def began(self) -> None:
-        """Print the served names once, at the first import of the data layer."""
+        """Print the served names once, at the first import of the data layer.
+
+        If the environment asks for a summary, also start the sampling thread, and print the summary at exit.
+        """
         if self._announced or self.silent:
             return
         self._announced = True
@@ -159,7 +165,10 @@ class Notes:
             atexit.register(self._report, times)
 
     def took(self, path: str, name: str, value: Any) -> Any:
-        """Record that the program used a name, report it if its object is TorchRL's, and return the object."""
+        """Record that the program used a name, and return the object.
+
+        The first use of a name is reported if its object is TorchRL's. Objects without `__module__` aren't recorded.
+        """
         origin = getattr(value, "__module__", None)
         if isinstance(origin, str) and f"{path}.{name}" not in self._classes:
             self._classes[f"{path}.{name}"] = origin

@@ -25,7 +25,11 @@ def check_keywords(subject: Any) -> None:
     """Wrap the constructor of a gleanrl class so that it accepts keywords of other releases; ignore other objects.
 
     The wrapper costs about a microsecond per construction, and adds a frame to tracebacks. If a class has no
-    constructor, that of its base class is wrapped. A row of the tables applies to a class and its subclasses.
+    constructor, that of its base class is wrapped, if gleanrl defines the base class. No constructor is wrapped twice.
+    A row of the tables applies to a class and its subclasses.
+
+    The wrapped constructor raises `InvalidArgumentError` if two names of one keyword are given, `UnservedKeywordError`
+    for an unserved keyword, and `InvalidTypeError` for an unknown one.
     """
     if not isinstance(subject, type):
         return
@@ -66,7 +70,11 @@ def _translated(name: str, keywords: dict[str, Any], older: Mapping[str, str]) -
 
 
 def _served(name: str, keywords: dict[str, Any], unserved: Mapping[str, UnservedKeyword]) -> dict[str, Any]:
-    """Return the keywords without the unserved ones; raise if the value of an unserved one asks for its feature."""
+    """Return the keywords without the unserved ones.
+
+    Raises:
+        UnservedKeywordError: an unserved keyword has another value than None and the values that turn it off.
+    """
     for key in unserved.keys() & keywords.keys():
         if not _asks_for_nothing(keywords[key], unserved[key].off):
             raise UnservedKeywordError(f"{name}: {key} isn't served: {unserved[key].why}")
@@ -95,7 +103,8 @@ def _refuse_unknown(name: str, keywords: dict[str, Any], known: frozenset[str]) 
 def bind(module: str, namespace: dict[str, Any]) -> None:
     """Add names, keywords and errors from the tables to a public module; call it in the last line of its file.
 
-    Names of other releases are bound and added to ``__all__``. For an unserved name the error says what to use instead.
+    Names of other releases are bound and added to ``__all__``, which is then sorted. Private names aren't added. For an
+    unserved name the error says what to use instead.
     The constructors of the module's classes accept keywords of other releases. Unserved members of the classes raise
     errors with advice.
 
@@ -117,7 +126,10 @@ def bind(module: str, namespace: dict[str, Any]) -> None:
 
 
 def bind_unserved(module: str, namespace: dict[str, Any]) -> None:
-    """Give a module a `__getattr__` whose errors say what to use instead of unserved names; arguments as in `bind`."""
+    """Give a module a `__getattr__` whose errors say what to use instead of unserved names; arguments as in `bind`.
+
+    It replaces an earlier `__getattr__` of the module. A module that isn't a package gets an empty `__path__`.
+    """
 
     def look_up(name: str) -> Any:
         raise absent(module, name)
@@ -135,7 +147,10 @@ def resolve(target: str, namespace: dict[str, Any]) -> Any:
 
 
 def absent(module: str, name: str) -> AttributeError:
-    """Return the error for a missing attribute of a module; for a name of another release it says what to use."""
+    """Return the error for a missing attribute of a module.
+
+    For an unserved name of another release it is an `UnservedMemberError`, which says what to use.
+    """
     why = unserved_name(module, name)
     if why is not None:
         return UnservedMemberError(f"{module}.{name} isn't served: {why}")

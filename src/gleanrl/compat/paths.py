@@ -22,7 +22,10 @@ from gleanrl.errors import UnservedModuleError, UnservedNameError
 
 
 def install() -> None:
-    """Make the paths in the tables importable; a file with the same path takes precedence."""
+    """Make the paths in the tables importable; a file with the same path takes precedence.
+
+    The call adds a finder at the end of `sys.meta_path`. Further calls have no effect.
+    """
     if not any(isinstance(finder, _Paths) for finder in sys.meta_path):
         sys.meta_path.append(_Paths())
 

@@ -228,7 +228,7 @@ UNSERVED_MEMBERS = (
 
 
 def unserved_members(owners: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Yield the names in the rows of these classes, each with the advice what to use instead."""
+    """Yield the names in the rows of the classes named `owners`, each with the advice what to use instead."""
     for row in UNSERVED_MEMBERS:
         if row.owner in owners:
             yield from ((name, row.why) for name in row.names.split())
@@ -288,7 +288,10 @@ class TellingModule(nn.Module):
 
 
 def refuse_members(subject: Any) -> None:
-    """Add a descriptor to a gleanrl class for each unserved member; other attributes cost no more than before."""
+    """Add a descriptor to a gleanrl class for each unserved member that the class doesn't define itself.
+
+    Other objects are ignored. Access to other attributes costs no more than before.
+    """
     if not isinstance(subject, type) or not is_ours(subject):
         return
     for name, why in unserved_members((subject.__name__,)):

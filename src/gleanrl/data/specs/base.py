@@ -190,7 +190,7 @@ def goes_back(index: Any) -> bool:
 class Geometry(ABC):
     """Base class for objects with a shape; shape operations rearrange its leading `batch_ndim` dimensions.
 
-    A shape operation returns a new object, whose bounds and masks may share memory with those of the old one. Negative
+    A shape operation returns a new object. Its bounds and masks may share memory with the old object. Negative
     dimensions count from the end of the whole shape. Each operation raises `IndexRangeError` if a dimension is out of
     range, and `InvalidArgumentError` if it belongs to the encoding of one value.
     """
