@@ -74,16 +74,16 @@ class Running(SpecProperties):
             raise ClosedError(f"{type(self).__name__} was closed; make a new one")
 
     def _reopen(self) -> None:
-        """Reopen a closed environment if its class can; `reset` calls this first. The default does nothing."""
+        """Reopen a closed environment if its class can. `reset` and `rollout` call this; the default does nothing."""
 
     def _blank(self) -> TensorDictBase:
-        """Return an empty TensorDict. Environments whose data can only be stacked lazily override this."""
+        """Return an empty TensorDict for this environment; overridden where data can only be stacked lazily."""
         return TensorDict({}, self.batch_size, device=self.device)
 
     def state_request(self, set_state: bool) -> dict[str, bool]:
         """Return the keyword arguments that pass a caller's `set_state` on to ``_reset``.
 
-        An environment supports `set_state` if its ``_reset`` has a parameter of that name.
+        An environment supports `set_state` if its ``_reset`` has a parameter of that name. If not, the result is empty.
 
         Raises:
             UnsupportedError: if `set_state` is True and the environment doesn't support it.
@@ -111,7 +111,10 @@ class Running(SpecProperties):
         return self.full_action_spec
 
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
-        """Write random actions into `tensordict` (a new one if None) and return it."""
+        """Write random actions into `tensordict` (a new one if None) and return it.
+
+        They are drawn from `live_action_spec` by torch's global generator. Masks in `tensordict` have no effect.
+        """
         if tensordict is None:
             tensordict = self._blank()
         return RandomPolicy(self._action_spec_for(tensordict))(tensordict)
@@ -124,7 +127,7 @@ class Running(SpecProperties):
         return spec.expand(*tensordict.batch_size, *spec.shape[len(self.batch_size) :])
 
     def rand_step(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
-        """Take random actions: `rand_action`, then `step`."""
+        """Take random actions: `rand_action`, then `step`. Return the result of `step`."""
         out: TensorDictBase = self.step(self.rand_action(tensordict))
         return out
 
@@ -149,10 +152,13 @@ class Running(SpecProperties):
         Gradients flow if grad mode is on and either the policy or an environment written in torch requires them. Such a
         rollout is slower than one under `torch.no_grad`, which writes its steps into memory allocated in advance.
 
+        With `auto_reset`, a closed environment that can make itself anew is reopened first, as by `reset`.
+
         Args:
-            max_steps: maximum number of steps.
+            max_steps: maximum number of steps, at least 1.
             policy: any policy that the collectors accept; None draws random actions.
-            callback: called as ``callback(env, step)`` after every step with that step's TensorDict.
+            callback: called as ``callback(env, step)`` after every step with that step's TensorDict; its result is
+                ignored.
             auto_reset: whether to reset first. If False, the rollout starts from `tensordict`, after a reset of the
                 environments that are done there.
             auto_cast_to_device: whether to move the policy's input to the policy's device.
@@ -161,8 +167,8 @@ class Running(SpecProperties):
             return_contiguous: whether to return one TensorDict; if False, a lazy stack of steps.
             tensordict: the root to start from; with `auto_reset`, the argument of `reset`. If the environment isn't
                 batch-locked, its batch size is the number of environments to step together.
-            set_truncated: whether to mark the last step as truncated.
-            out: a TensorDict to write the result into.
+            set_truncated: whether to mark the last step as truncated and done.
+            out: a TensorDict of the result's batch size, into which the result is copied; it is returned then.
             break_when_all_done: whether to stop once every environment has ended a trajectory. An environment that ends
                 earlier is reset and stepped further, but the result repeats its last step instead.
             trust_policy: whether to call the policy on TensorDicts, regardless of its signature.
@@ -171,9 +177,15 @@ class Running(SpecProperties):
             The steps; the last dimension is called ``"time"``.
 
         Raises:
-            EnvironmentFailure: if the environment raised. The error holds the cause and can also be caught as the
-                cause's type.
-            InvalidArgumentError: if both `break_when_any_done` and `break_when_all_done` are True.
+            EnvironmentFailure: if a step or a reset raised. The error holds the cause and can also be caught as the
+                cause's type. A reset from `tensordict` raises the cause itself.
+            EnvironmentContractError, PolicyError: if the environment or the policy breaks its specs.
+            InvalidArgumentError: if both `break_when_any_done` and `break_when_all_done` are True, or `max_steps` isn't
+                a positive integer.
+            MissingArgumentError: if `auto_reset` is False and `tensordict` is None.
+            UnsupportedError: for `set_truncated` without a truncated flag. Also for `out`, `set_truncated` or
+                `break_when_all_done`, if data can only be stacked lazily.
+            ClosedError: if the environment was closed and isn't reopened.
         """
         if auto_reset:
             self._reopen()
@@ -199,7 +211,11 @@ class Running(SpecProperties):
     def step_mdp(self, next_tensordict: TensorDictBase) -> TensorDictBase:
         """Return the root of the next step from `next_tensordict`, the result of `step`; see the function `step_mdp`.
 
-        The root keeps the action and every entry that the next step doesn't replace, but no rewards.
+        The root keeps the action and every entry that the next step doesn't replace, but no rewards. Its entries aren't
+        copied.
+
+        Raises:
+            MissingKeyError: if there is no ``"next"`` entry (also a KeyError).
         """
         return step_mdp(
             next_tensordict,
@@ -223,18 +239,25 @@ class Running(SpecProperties):
     def any_done(self, tensordict: TensorDictBase) -> bool:
         """Return whether any trajectory ended in the root `tensordict`.
 
-        If one did, this also writes ``"_reset"`` masks into `tensordict`: True where a trajectory ended.
+        If one did, this also writes ``"_reset"`` masks into `tensordict`: True where a trajectory ended, that is, where
+        it is done, terminated or truncated.
+
+        Raises:
+            MissingKeyError: if `tensordict` has none of these flags.
         """
         return terminated_or_truncated(tensordict, self.full_done_spec)
 
     def all_actions(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
-        """Return all possible actions, stacked along a new first dimension; a mask limits them to allowed actions.
+        """Return the possible actions, stacked along a new first dimension, except actions that a mask forbids.
+
+        All environments of a batch take the same choice.
 
         Args:
             tensordict: passed to `reset` first, for environments whose actions depend on the state. None for no reset.
 
         Raises:
-            UnsupportedError: if the number of actions is infinite.
+            UnsupportedError: if there are infinitely many or more than `MOST_ROWS` actions, or masks differ within the
+                batch.
         """
         if tensordict is not None:
             self.reset(tensordict)
@@ -242,7 +265,7 @@ class Running(SpecProperties):
         return actions
 
     def cardinality(self, tensordict: TensorDictBase | None = None) -> int | float:
-        """Return the number of actions, infinity for real-valued ones.
+        """Return the number of actions, infinity for real-valued ones. Masks don't reduce it.
 
         Args:
             tensordict: unused here; for subclasses whose actions depend on the state.
@@ -258,7 +281,7 @@ class Running(SpecProperties):
         tensordict: TensorDictBase | None = None,
         break_when_any_done: bool = True,
     ) -> None:
-        """Check the environment's outputs against its specs; see the function `check_env_specs`."""
+        """Check the outputs of a reset and some random steps against the specs; see the function `check_env_specs`."""
         check_env_specs(self, return_contiguous, check_dtype, seed, tensordict, break_when_any_done)
 
     def auto_specs_(
@@ -271,11 +294,11 @@ class Running(SpecProperties):
         observation_key: NestedKey | list[NestedKey] = "observation",
         reward_key: NestedKey | list[NestedKey] = "reward",
     ) -> Any:
-        """Declare the specs from one step of `policy`: shapes and dtypes, without bounds.
+        """Step once with `policy`, and declare the specs from that step: shapes and dtypes, without bounds.
 
         Args:
             policy: maps a root to the same root with an action.
-            tensordict: the root to start from; None for a reset.
+            tensordict: the root to start from; the step is written into it. None for a reset.
             action_key: keys of the actions.
             done_key: keys of the flags; None for all flags in the outcome.
             observation_key: keys of the observations. Other entries of the root, except flags, are declared as states.
@@ -324,7 +347,8 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
     Args:
         device: device of the environment's TensorDicts; None for TensorDicts without a device.
         batch_size: batch dimensions of an environment that steps several together; ``()`` for one.
-        run_type_checks: whether to check every step's outcome against the specs.
+        run_type_checks: whether to check that each step's outcome is in the domains of its specs; if not, a `SpecError`
+            is raised.
         allow_done_after_reset: whether a reset may return done.
         spec_locked: whether to lock the composite specs after construction. Every subclass accepts `spec_locked` and
             `auto_reset`, even if its own constructor doesn't name them.
@@ -342,7 +366,8 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
     def __new__(cls, *args: Any, _batch_locked: bool = True, **kwargs: Any) -> Any:
         """Create the instance with default specs, so that specs can be set before `__init__` runs.
 
-        Specs that the class declares in its body (`_input_spec`, `_output_spec`) are set here.
+        Specs that the class declares in its body (`_input_spec`, `_output_spec`) are set here. With `_batch_locked`
+        False, the instance accepts TensorDicts of any batch size.
         """
         self = super().__new__(cls)
         self._specs = EnvSpecs()
@@ -378,8 +403,9 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
     def batch_locked(self) -> bool:
         """Whether TensorDicts must have the environment's batch size.
 
-        If False, the batch size of the TensorDict is the number of environments to step. Read-only: a class whose
-        environments accept any batch size declares ``batch_locked = False`` in its body.
+        If False, the batch size of the TensorDict is the number of environments to step. Assigning to it raises
+        `UnsupportedError`: a class whose environments accept any batch size declares ``batch_locked = False`` in its
+        body.
         """
         return not self.any_size
 
@@ -401,7 +427,7 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
         raise UnsupportedError(f"{type(self).__name__} doesn't define _set_seed")
 
     def _seed_all(self, seed: int, static_seed: bool) -> None:
-        """Seed the simulators. Environments with members override it."""
+        """Pass `seed` to ``_set_seed``, regardless of `static_seed`. Environments with members override this."""
         self._set_seed(seed)
 
     @property
@@ -439,7 +465,7 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
         )
 
     def to(self, *args: Any, **kwargs: Any) -> EnvBase:
-        """Move specs and module state to a device, in place."""
+        """Move specs and module state to a device, in place; return the environment. A dtype converts no specs."""
         super().to(*args, **kwargs)
         device = torch._C._nn._parse_to(*args, **kwargs)[0]
         if device is not None:
@@ -457,7 +483,8 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
     def step(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Take the actions in `tensordict` and write the outcome under its ``"next"``.
 
-        Earlier entries of ``"next"`` are kept if the environment doesn't return them.
+        Earlier entries of ``"next"`` are kept if the environment doesn't return them. A rollout in progress loses its
+        lease. Errors of ``_step`` itself are raised unchanged. `tensordict` is written only after all checks.
 
         Args:
             tensordict: root of the step with its action, ``[*batch]``; changed in place. A ``"_step"`` mask (bool,
@@ -470,8 +497,10 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
 
         Raises:
             SchemaError: if the batch size isn't the environment's.
-            MissingKeyError: if an action is missing (also a KeyError).
-            EnvironmentContractError: if the outcome doesn't match the environment's specs.
+            MissingKeyError: if ``_step`` failed and an action is missing (also a KeyError).
+            EnvironmentContractError: if ``_step`` returns its input, or the outcome lacks a reward. Also if it has done
+                and truncated without terminated.
+            SpecError: with `run_type_checks`, if a value is outside its spec's domain.
             ClosedError: if the environment was closed.
         """
         self._check_batch("step", tensordict)
@@ -482,7 +511,7 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
         return tensordict.set("next", outcome)
 
     def _raw_outcome(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Call ``_step`` on the actions in `tensordict` and return its outcome."""
+        """Call ``_step`` on `tensordict` and return its outcome; end the lease of a rollout. See `step` for errors."""
         self._check_open()
         self.usage.direct()
         try:
@@ -500,7 +529,7 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
         return outcome
 
     def _completed_outcome(self, outcome: TensorDictBase, tensordict: TensorDictBase) -> TensorDictBase:
-        """Complete and check the outcome of a step from the root `tensordict`; return it.
+        """Complete the outcome of a step from the root `tensordict`, check it with `run_type_checks`, and return it.
 
         Rollouts skip this method for complete outcomes (see `TensorDictStepper`). If you add work here, make that class
         do it, too.
@@ -518,18 +547,24 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
     ) -> TensorDictBase:
         """Reset the environment and return the first observations of new trajectories.
 
+        A closed environment that can make itself anew is reopened first. A rollout in progress loses its lease. Errors
+        of ``_reset`` itself are raised unchanged. `tensordict` is written only after all checks.
+
         Args:
             tensordict: receives the first observations and flags as new tensors and is returned; None for a new
                 TensorDict. A ``"_reset"`` mask (bool, shape of the group's done) limits the reset to the environments
-                where it is True. The other rows keep their values, and the masks are removed.
+                where it is True. The other rows keep their values, and the masks are removed. If `tensordict` lacks an
+                entry, a warning is issued, and the other rows of that entry hold the values that ``_reset`` returned.
             set_state: whether the trajectory begins in the state that `tensordict` holds; None for the environment's
                 default.
             **kwargs: passed to ``_reset``.
 
         Raises:
             UnsupportedError: if `set_state` is True and the environment doesn't support it.
-            EnvironmentContractError: if a reset row is done, unless `allow_done_after_reset`.
-            ClosedError: if the environment was closed.
+            SchemaError: if the batch size isn't the environment's.
+            EnvironmentContractError: if a reset row is done, unless `allow_done_after_reset`. Also if ``_reset``
+                returns its input, or done and truncated without terminated.
+            ClosedError: if the environment was closed and isn't reopened.
         """
         self._reopen()
         self._check_open()
@@ -568,6 +603,8 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
     def maybe_reset(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Reset the environments that are done in the root `tensordict`; return the root of the next step.
 
+        `tensordict` isn't changed. It is returned itself if no environment is done. Only done flags count.
+
         If the environment has flags at its top level, these alone decide: all of its agents are reset together, and
         agents that are done earlier wait. Otherwise each group of agents is reset by its own flags.
         """
@@ -577,7 +614,7 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
         return self.reset(request_of(tensordict, due))
 
     def step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
-        """Step, then reset the environments that are done.
+        """Step, then reset the environments that are done; see `step` and `maybe_reset`.
 
         Returns:
             ``(stepped, root)``. `stepped` is `tensordict` with its ``"next"``; if a trajectory ended, that holds its
@@ -589,9 +626,16 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed the environment and return the last seed used.
 
+        Without `static_seed`, that is ``seed + n - 1`` for a batch of n environments. A class that steps a batch
+        without members passes only `seed` to its ``_set_seed``.
+
         Args:
-            seed: seed of the first environment; environment i of a batch gets ``seed + i``.
+            seed: seed of the first environment; environment i of a batch with members gets ``seed + i``.
             static_seed: whether all environments get `seed` itself.
+
+        Raises:
+            InvalidArgumentError: if `seed` isn't an integer.
+            ClosedError: if the environment was closed.
         """
         self._check_open()
         seed = integer("seed", seed)
@@ -599,7 +643,7 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
         return seed if static_seed else seed + self.numel() - 1
 
     def close(self, **kwargs: Any) -> None:
-        """Release the simulator. A second call does nothing."""
+        """Close the environment; later steps raise `ClosedError`. Classes with a simulator also release it."""
         self.is_closed = True
 
     # ----------------------------------------------------------------- state
@@ -618,11 +662,11 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Restore a saved state, which is copied. The state of a simulator isn't part of it.
+        """Restore a saved state, which is copied; return None. The state of a simulator isn't part of it.
 
         Args:
             state_dict: the result of `state_dict`.
-            strict: whether missing and unexpected entries are errors.
+            strict: whether missing and unexpected entries are errors; if False, they are ignored.
             assign: no effect.
 
         Raises:

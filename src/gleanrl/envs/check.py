@@ -26,9 +26,10 @@ def check_env_specs(
     tensordict: TensorDictBase | None = None,
     break_when_any_done: bool = True,
 ) -> None:
-    """Run three random steps and compare them with the specs: keys, shapes, dtypes and domains.
+    """Run at most three random steps and compare them with the specs: keys, shapes, dtypes and domains.
 
-    Torch's random state is restored afterwards; the environment's state isn't.
+    Torch's random state is restored afterwards; the environment's state isn't. Errors that the environment raises
+    itself pass through.
 
     Args:
         env: the environment; it is reset.

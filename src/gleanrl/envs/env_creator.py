@@ -25,7 +25,7 @@ class EnvCreator:
     the creator.
 
     Args:
-        create_env_fn: a callable that makes an environment.
+        create_env_fn: a callable that makes an environment, or an unused environment, which is copied at each call.
         create_env_kwargs: its keyword arguments.
         share_memory: whether to share statistics.
         **kwargs: further keyword arguments of the callable.
@@ -61,10 +61,13 @@ class EnvCreator:
             env.close()
 
     def __call__(self, **kwargs: Any) -> Any:
-        """Return a new environment.
+        """Return a new environment, which uses the shared statistics.
 
         Args:
-            **kwargs: further keyword arguments of the callable.
+            **kwargs: further keyword arguments of the callable, for this environment only.
+
+        Raises:
+            ValueError: if it has another number of transforms that share statistics than the first environment.
         """
         env = self._with(kwargs).own_copy()()
         for part, statistics in zip(_sharing(env), self._shared, strict=bool(self._shared)):
@@ -86,7 +89,7 @@ class EnvCreator:
         return replace(factory, kwargs={**factory.kwargs, **kwargs}, model=None) if kwargs else factory
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the shared statistics."""
+        """Return copies of the shared statistics, by ``"0"``, ``"1"``, …; empty without `share_memory`."""
         return {str(index): part.state_dict() for index, part in enumerate(self._shared)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -124,7 +127,7 @@ def _sharing(env: Env) -> list[SharesStatistics]:
 
 
 def env_creator(create_env_fn: Any) -> EnvCreator:
-    """Return an `EnvCreator` for a callable; an `EnvCreator` is returned unchanged."""
+    """Return an `EnvCreator` for a callable, which builds one environment; return an `EnvCreator` unchanged."""
     return create_env_fn if isinstance(create_env_fn, EnvCreator) else EnvCreator(create_env_fn)
 
 
@@ -133,8 +136,8 @@ def get_env_metadata(env_or_creator: Any, kwargs: Mapping[str, Any] | None = Non
 
     Args:
         env_or_creator: an environment, an `EnvCreator`, or a callable that makes an environment. The callable's
-            environment is built and closed.
-        kwargs: keyword arguments of the callable.
+            environment is built and closed, as is that of an `EnvCreator` with `kwargs`.
+        kwargs: keyword arguments of the callable; ignored for an environment.
     """
     if is_environment(env_or_creator):
         return EnvMetaData.of(env_or_creator)

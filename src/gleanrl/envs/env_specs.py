@@ -26,12 +26,13 @@ from gleanrl.data.specs import Categorical, Composite, NonTensor, TensorSpec, Un
 from gleanrl.data.specs.mapping import Changes, Lockable, SpecMapping
 from gleanrl.errors import EnvironmentContractError, InvalidTypeError, MissingKeyError, UnsupportedError
 
-# Builder of an environment that doesn't reset itself from one that does: called with the environment and `replace`.
+# Builder of an environment that doesn't reset itself from one that does: called with (environment, `replace`).
 # `envs.transforms` registers it here, because importing the builder would be a cycle: it derives from `EnvBase`.
 RESETTING_ITSELF: list[Callable[[Any, bool], Any]] = []
-# Builder of an environment with a fixed batch size from one that accepts any; registered in the same way.
+# Builder of an environment with a fixed batch size from one that accepts any: called with (environment, batch size).
 RESIZED: list[Callable[[Any, Sequence[int]], Any]] = []
-# Builder of an environment with entries for the state of a recurrent policy; registered in the same way.
+# Builder of an environment with entries for the state of a recurrent policy: called with (environment, policy, policy
+# device). Both are registered like the first builder.
 KEEPING_STATE: list[Callable[[Any, Any, Any], Any]] = []
 
 
@@ -56,6 +57,10 @@ class EnvType(ABCMeta):
                 `AutoResetEnv` around it is returned. None for the value that the constructor passes to `EnvBase`.
             auto_reset_replace: see `AutoResetTransform`.
             **kwargs: keyword arguments of the class's constructor.
+
+        Returns:
+            The environment. If the class's ``__new__`` returns an instance of another class, the three keywords have no
+            effect.
         """
         env = super().__call__(*args, **kwargs)
         if not isinstance(env, cls):  # `__new__` chose another class, which did the rest
@@ -125,7 +130,10 @@ def _leaf_spec(leaf: Leaf, unsqueeze_null_shapes: bool, dynamic_shape: bool) -> 
 
 
 def make_tensordict(env: Any, policy: Any = None) -> TensorDictBase:
-    """Return a step's TensorDict filled with zeros: the environment's entries and the outputs of `policy`."""
+    """Return a step's TensorDict filled with zeros: the environment's entries and the outputs of `policy`.
+
+    The policy is called once on these zeros, without gradients.
+    """
     fake: TensorDictBase = env.fake_tensordict()
     if policy is None:
         return fake
@@ -137,7 +145,10 @@ def make_tensordict(env: Any, policy: Any = None) -> TensorDictBase:
 def learn_specs(
     env: Any, policy: Any, root: TensorDictBase, keys: Mapping[str, NestedKey | list[NestedKey] | None]
 ) -> dict[str, Composite]:
-    """Return the specs of one step of `policy` from `root`, by role; see `EnvBase.auto_specs_`."""
+    """Step `env` once with `policy` and return the specs of that step, by role; see `EnvBase.auto_specs_`.
+
+    The step is written into `root`.
+    """
     root_paths = [path for path in flatten(root) if path[0] != "next"]
     stepped = env.step(policy(root))
     after = stepped.get("next")
@@ -205,7 +216,8 @@ class EnvSpecs:
         """Set the batch size and the device; check the declared specs against the size and move them to the device.
 
         Raises:
-            EnvironmentContractError: if a leaf lacks the environment's batch dimensions.
+            EnvironmentContractError: if a leaf lacks the environment's batch dimensions. The batch size and the device
+                are set nevertheless, and some of the specs may be on the new device.
         """
         self.batch_size, self.device = batch_size, device
         self._set_defaults()
@@ -213,10 +225,11 @@ class EnvSpecs:
             self._specs[role] = self._checked(role, self._empty() if spec.is_empty() else spec)
 
     def set(self, role: str, spec: TensorSpec | None) -> None:
-        """Replace the spec of `role`; None removes its entries.
+        """Replace the spec of `role`; None removes its entries. A part of another spec is copied.
 
         Raises:
-            EnvironmentContractError: if a leaf lacks the environment's batch dimensions.
+            EnvironmentContractError: if a leaf lacks the environment's batch dimensions. For done, also if a group of
+                keys has no done, terminated or truncated.
             InvalidTypeError: if `spec` isn't a spec, or is a leaf for a role that needs a Composite (observation,
                 state).
         """
@@ -234,7 +247,7 @@ class EnvSpecs:
         return one
 
     def set_groups(self, specs: Composite) -> None:
-        """Replace the specs that an input or output spec holds under ``"full_action_spec"`` and similar keys."""
+        """Replace the specs that `specs` holds under ``"full_action_spec"`` and similar keys; keep the other specs."""
         for role in ROLES:
             if (name := f"full_{role}_spec") in specs:
                 self.set(role, specs[name])
@@ -267,7 +280,7 @@ class EnvSpecs:
         return found.lock_() if self.locked else found
 
     def lock(self, mode: bool) -> None:
-        """Forbid or allow writing into the composites."""
+        """Forbid or allow writing into the composites, including those set later."""
         self.locked = mode
         change = Composite.lock_ if mode else _unlocked
         self._specs = {role: change(spec) for role, spec in self._specs.items()}
@@ -364,7 +377,7 @@ def _unlocked(spec: Composite) -> Composite:
 
 
 def _with_batch_size(spec: TensorSpec, size: torch.Size) -> TensorSpec:
-    """Give a composite the batch dimensions `size`, which all of its leaves have; return it."""
+    """Return a composite with the batch dimensions `size`, which all of its leaves have; return a leaf unchanged."""
     if not isinstance(spec, Composite) or spec.shape[: len(size)] == size:
         return spec
     parts = {key: None if part is None else _with_batch_size(part, size) for key, part in spec.items()}

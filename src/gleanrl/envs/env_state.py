@@ -26,6 +26,8 @@ class _Tried(NamedTuple):
 def parse_state(env: Any, state: Any, strict: bool) -> Any:
     """Check a saved state of any environment and return the value for `adopt_state`; change nothing.
 
+    An environment with its own `load_state_dict` loads `state` on trial, and then its former state again.
+
     Raises:
         SchemaError: if the state isn't a mapping or doesn't fit.
         Exception: any error of an environment's own `load_state_dict`.
@@ -62,7 +64,7 @@ def adopt_state(env: Any, value: Any) -> None:
 
 
 def load_state(env: Any, state: Any, strict: bool) -> None:
-    """Restore a saved state of `env` by its own `parse_state` and `adopt_state`.
+    """Restore a saved state of `env` by its own `parse_state` and `adopt_state`; see `parse_state` for the errors.
 
     An interrupt during `adopt_state` is raised only afterwards, so that no state is half adopted.
     """

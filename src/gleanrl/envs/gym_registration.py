@@ -57,11 +57,12 @@ class GymRegistration:
                 the class.
             transform: a transform for each environment, which gets a copy.
             info_keys: entries of the outcome that are returned in info instead of the observation.
-            backend: ``"gymnasium"`` or None.
+            backend: ``"gymnasium"`` or None, which are the same.
             to_numpy: whether observations are arrays; if False, tensors.
             **kwargs: `max_episode_steps`, `reward_threshold`, `nondeterministic`, `order_enforce`,
                 `disable_env_checker`, `additional_wrappers`, `vector_entry_point` and `kwargs` are passed to gymnasium.
-                All others, and the contents of `kwargs`, are passed to `entry_point`.
+                All others, and the contents of `kwargs`, are passed to `entry_point`. `disable_env_checker` is True by
+                default, but False with `to_numpy`.
 
         Raises:
             InvalidArgumentError: if the id is already registered.
@@ -90,7 +91,7 @@ class GymAdapter(gymnasium.Env[Any, Any]):
     """Adapter that offers one gleanrl environment through gymnasium's interface.
 
     An observation with a single leaf is returned as that leaf, one with several as a dictionary. Actions are passed in
-    the same form. Discrete choices are integers.
+    the same form. Discrete choices are integers. In info, a nested entry has the names of its path, joined by ``"/"``.
 
     Args:
         env: the environment, not a batch of several.
@@ -129,7 +130,7 @@ class GymAdapter(gymnasium.Env[Any, Any]):
     ) -> tuple[Any, dict[str, Any]]:
         """Start an episode; return observation and info.
 
-        `options` are keyword arguments of the environment's `reset`.
+        `options` are keyword arguments of the environment's `reset`. A `seed` seeds the environment first.
         """
         super().reset(seed=seed)
         if seed is not None:
@@ -138,7 +139,7 @@ class GymAdapter(gymnasium.Env[Any, Any]):
         return self._observation_and_info(self._root)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Take an action; return observation, reward, terminated, truncated and info.
+        """Take an action; return observation, reward, terminated, truncated and info. Requires an earlier `reset`.
 
         Raises:
             SpecError: if a choice isn't in the action spec.

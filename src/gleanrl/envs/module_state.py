@@ -34,7 +34,7 @@ class StatefulModule(Stateful[State], TellingModule):
     `set_extra_state`, the state includes that, too.
     """
 
-    late_buffers: ClassVar[tuple[str, ...]] = ()  # buffers that may be None or of any shape
+    late_buffers: ClassVar[tuple[str, ...]] = ()  # buffers that may be None, or floats of any shape
 
     def __init__(self) -> None:
         nn.Module.__init__(self)
@@ -53,7 +53,7 @@ class StatefulModule(Stateful[State], TellingModule):
         self.carried = dict(values)
 
     def home(self) -> torch.device | str | None:
-        """Return the device of the carried values; None outside an environment."""
+        """Return the device of the carried values; None if there are none, or outside an environment."""
         return None
 
     def clone(self) -> Any:
@@ -62,7 +62,7 @@ class StatefulModule(Stateful[State], TellingModule):
 
     # ----------------------------------------------------------------- value
     def snapshot(self) -> State:
-        """Return the state of this module and of the modules within, by flat names."""
+        """Return a copy of the state of this module and of the modules within, by flat names."""
         return MappingProxyType({name: entry.snapshot() for name, entry in _entries(self).items()})
 
     def parse(self, state: Any, strict: bool = True) -> State:
@@ -117,7 +117,10 @@ class StatefulModule(Stateful[State], TellingModule):
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool, *problems: list[str]
     ) -> None:
-        """Load this module's own entries. Torch calls this when a foreign module around this one is loaded."""
+        """Load this module's own entries. Torch calls this when a foreign module around this one is loaded.
+
+        Missing names and errors are appended to torch's lists. All other entries are loaded nevertheless.
+        """
         missing, _, errors = problems
         for name, entry in _own_entries(self).items():
             if prefix + name not in state_dict:
@@ -188,7 +191,7 @@ def _parsed(name: str, entry: Stateful[Any], state: Any) -> Any:
 
 
 class _TensorEntry(Stateful[Tensor | None]):
-    """A parameter or a buffer of a module."""
+    """A parameter or a buffer of a module. A load overwrites its memory; a late buffer is replaced."""
 
     def __init__(self, module: nn.Module, name: str) -> None:
         self._module, self._name = module, name

@@ -32,7 +32,7 @@ _ONE = torch.Size((1,))
 
 
 def reset_masks(tensordict: TensorDictBase | None, groups: Sequence[Path]) -> dict[Path, torch.Tensor]:
-    """Return copies of the ``"_reset"`` masks in `tensordict`, by group of flags.
+    """Return copies of the ``"_reset"`` masks in `tensordict`, by group of flags; groups without a mask are left out.
 
     The masks are copied, because a mask may share memory with a done flag that the environment is about to overwrite.
     """
@@ -45,7 +45,7 @@ def reset_masks(tensordict: TensorDictBase | None, groups: Sequence[Path]) -> di
 def own_request(
     tensordict: TensorDictBase | None, masks: Mapping[Path, torch.Tensor]
 ) -> TensorDictBase | None:
-    """Return a shallow copy of `tensordict` with copied masks, which the environment may overwrite."""
+    """Return a shallow copy of `tensordict` with copies of `masks`, which environments may overwrite; None for None."""
     if tensordict is None:
         return None
     return request_of(tensordict, {group: mask.clone() for group, mask in masks.items()})
@@ -86,7 +86,8 @@ def due_resets(root: TensorDictBase, groups: Sequence[Path]) -> dict[Path, torch
     """Return the ``"_reset"`` mask of each group of flags, after a step that led to `root`.
 
     The outermost flags decide. If an environment has a done flag above its agents, agents that are done earlier wait
-    for it, and all agents are reset together. Otherwise each group is reset by its own flags.
+    for it, and all agents are reset together. Otherwise each group is reset by its own flags. Only done flags count.
+    A mask may be the flag itself, not a copy.
     """
     done = {group: root.get(as_key((*group, "done"))) for group in groups}
     return _ruled_by_outermost(done, root.batch_size)
@@ -100,12 +101,13 @@ def terminated_or_truncated(
 ) -> bool:
     """Return whether any trajectory in `data` ended; if so, write masks of the ended ones next to the flags.
 
-    A trajectory has ended if it is done, terminated or truncated. If a group of flags lies below another one (agents
-    below the environment), the outer group decides, as in `due_resets`.
+    A trajectory has ended if it is done, terminated or truncated. Flags below ``"next"`` don't count. If a
+    group of flags lies below another one (agents below the environment), the outer group decides, as in `due_resets`.
 
     Args:
         data: the flags, at any depth; written in place.
-        full_done_spec: the environment's done spec; None uses the flags that `data` holds.
+        full_done_spec: the environment's done spec, whose flags are read; `data` may lack some. None reads all flags
+            in `data`.
         key: name of the mask written for each group of flags, of their shape; None writes nothing.
         write_full_false: whether to write the masks even if no trajectory ended.
 
@@ -146,7 +148,7 @@ def _ruled_by_outermost(
 
 
 def is_partial(masks: Mapping[Path, torch.Tensor]) -> bool:
-    """Return whether `masks` leave any row without a reset."""
+    """Return whether any of `masks` leaves a row without a reset; False if there are no masks."""
     return not all(bool(mask.all()) for mask in masks.values())
 
 
@@ -253,7 +255,11 @@ def ended_since(
 
 
 def complete_root(batch: TensorDictBase, specs: EnvSpecs) -> TensorDictBase:
-    """Add missing flags to `batch`, in place, and the last dimension if flags lack it; return `batch`."""
+    """Add missing flags to `batch`, in place, and the last dimension if flags lack it; return `batch`.
+
+    Raises:
+        EnvironmentContractError: if done and truncated came without terminated.
+    """
     if _is_complete(batch, specs, "done"):
         return batch
     lead, leaves = _lead(batch, specs), specs.leaves("done")
@@ -273,8 +279,10 @@ def complete_root(batch: TensorDictBase, specs: EnvSpecs) -> TensorDictBase:
 def complete_outcome(batch: TensorDictBase, specs: EnvSpecs) -> TensorDictBase:
     """Complete the flags and rewards of a step's outcome, in place; return it.
 
+    Rewards are cast to the dtype of their spec, and get its last dimension of size 1 if they lack it.
+
     Raises:
-        EnvironmentContractError: if a reward is missing.
+        EnvironmentContractError: if a reward is missing, or done and truncated came without terminated.
     """
     if _is_complete(batch, specs, "reward", "done"):
         return batch
@@ -307,7 +315,10 @@ def _is_complete(batch: TensorDictBase, specs: EnvSpecs, *roles: str) -> bool:
 def with_unstepped_rows(
     outcome: TensorDictBase, root: TensorDictBase, mask: torch.Tensor, specs: EnvSpecs
 ) -> TensorDictBase:
-    """Return `outcome` where `mask` is True; the other rows hold the entries of `root` and zero rewards."""
+    """Return `outcome` where `mask` is True; the other rows hold the entries of `root` and zero rewards.
+
+    For an entry that `root` lacks, `merge_reset` warns and keeps the rows of `outcome`.
+    """
     if bool(mask.all()):
         return outcome
     before = root.copy()

@@ -20,11 +20,14 @@ from gleanrl.errors import PolicyError
 
 
 def with_policy_state(env: Any, policy: Any, device: torch.device | None = None) -> Any:
-    """Return `env` with an entry for each state of `policy` that it lacks; the entries are zero after a reset.
+    """Return `env` wrapped so that it has an entry for each state of `policy`; the entries are zero after a reset.
+
+    `env` itself is returned if the policy isn't a TensorDict module or has no state. The same holds if `env` declares
+    one of the states already.
 
     A recurrent module (for example torchrl's LSTM and GRU modules) reads its state in the root and writes it below
     ``"next"``. An output key below ``"next"`` that the environment doesn't write is such a state. Calling a copy of the
-    policy gives its shape and dtype.
+    policy gives its shape and dtype; a policy that can't be copied, or with lazy parameters, is called itself.
 
     Args:
         env: any environment.

@@ -40,12 +40,14 @@ def lazy_steps(
 ) -> TensorDictBase:
     """Run `policy` from `root` and return the steps, ``[n, *batch, T]``, lazily stacked along the first dimension.
 
+    It runs without gradients and doesn't change `root`.
+
     Args:
         env: a batch of n environments with different data.
         max_steps: maximum number of steps.
         policy: any policy that the collectors accept; it is called on lazy stacks.
         root: the root to start from.
-        callback: called as ``callback(env, step)`` after every step.
+        callback: called as ``callback(env, step)`` after every step, whose TensorDict becomes part of the result.
         break_when_any_done: whether to stop as soon as one trajectory ends. If False, ended environments are reset.
     """
     wrapped = wrap_policy(policy, env, list(env.observation_spec.keys(True, True)))
@@ -150,7 +152,7 @@ def _with_state(env: Env, root: TensorDictBase) -> TensorDictBase:
 
 
 def _undone(env: Env, root: TensorDictBase) -> TensorDictBase:
-    """Return the root to start from: `root`, after a reset of the environments that are done there."""
+    """Return `root` after a reset of the environments that are done there; `root` itself if it lacks a done flag."""
     flags = [root.get(key, None) for key in env.done_keys if as_path(key)[-1] == "done"]
     return root if any(flag is None for flag in flags) else env.maybe_reset(root)
 
@@ -218,7 +220,7 @@ class _End:
         self._ended = torch.zeros(batch_size, dtype=torch.bool)
 
     def test(self, block: Block) -> Callable[[int], bool]:
-        """Return a function that tells, after step `t` of `block`, whether the rollout is over."""
+        """Return a function that tells, after step `t` of `block`, whether the rollout is over; call it at each `t`."""
         flags = [block.rows(path) for path in self._paths]
 
         def all_ended(t: int) -> bool:
@@ -269,7 +271,9 @@ def _joined(
 
 
 def mark_truncated(batch: TensorDictBase, done_keys: Sequence[NestedKey]) -> None:
-    """Set truncated and done at the last time index of `batch`, in place; terminated is unchanged.
+    """Set truncated and done at the last time index of `batch`, in place, in each group of flags with truncated.
+
+    Terminated is unchanged.
 
     Raises:
         UnsupportedError: if the environment has no truncated flag.

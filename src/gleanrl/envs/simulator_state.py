@@ -3,8 +3,9 @@
 An environment may define ``get_state()`` and ``set_state(state)``. So may its gymnasium environment, or any object
 within. The state of any other object is all its attributes, if these are plain data (see `gleanrl._state`).
 
-Attributes may not be the whole state, so a test runs once per environment. One of two copies is stepped and then
-restored from the attributes. From there both copies must behave identically, bit by bit.
+Attributes may not be the whole state, so an environment without these methods is tested: at each call before its first
+step or reset, and once afterwards. One of two copies is stepped and then restored from the attributes. From there both
+copies must behave identically, bit by bit.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ _checked: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 def remember(env: Any) -> dict[str, Any]:
     """Return the state of `env` as a value that `torch.load(weights_only=True)` accepts.
 
+    The test steps and resets deep copies of `env`. It leaves `env` and the random generators unchanged.
+
     Raises:
         UnsupportedError: if the state can't be determined; the message says why.
     """
@@ -95,7 +98,7 @@ def check_memory(env: Env, state: Any) -> None:
 
 
 def adopt_memory(env: Env, state: Any) -> None:
-    """Restore a checked state in `env`; a second call has no further effect."""
+    """Restore a state that `check_memory` accepted in `env`; a second call has no further effect."""
     for change in _changes(env, state):
         change()
 

@@ -59,7 +59,10 @@ class SpecProperties:
     # ------------------------------------------------------------------ size
     @property
     def batch_size(self) -> torch.Size:
-        """Batch dimensions, ``()`` for one environment. Assigning requires that all specs have the new dimensions."""
+        """Batch dimensions, ``()`` for one environment.
+
+        Assigning raises `EnvironmentContractError` if a declared spec lacks the new dimensions.
+        """
         return self._specs.batch_size
 
     @batch_size.setter
@@ -91,7 +94,10 @@ class SpecProperties:
 
     @property
     def device(self) -> torch.device | None:
-        """Device of the environment's TensorDicts; None if they have none."""
+        """Device of the environment's TensorDicts; None if they have none.
+
+        Assigning after `EnvBase.__init__` raises `UnsupportedError`.
+        """
         return self._specs.device
 
     @device.setter
