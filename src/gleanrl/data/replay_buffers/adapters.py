@@ -46,13 +46,13 @@ class Adapter(Part, Stateful[Any]):
     part: Any
     """The user's part."""
     own: frozenset[str]
-    """Names of the protocol's methods that the user's class defines."""
+    """Names of the protocol's methods that the user's class defines. For a part of another library, all names."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Skip `__init_subclass__` of the base classes, which is for user-defined classes."""
 
     def opened(self) -> None:
-        """Prepare for use. `part`, `own` and the shared attributes are set before this call."""
+        """Prepare for use; by default, do nothing. `part`, `own` and the shared attributes are set before this call."""
 
     @property
     def unwrapped(self) -> Any:
@@ -69,8 +69,6 @@ class Adapter(Part, Stateful[Any]):
         method = getattr(self.part, name)
         return method(*arguments, **with_keywords(method, **options))
 
-    # State
-
     def state_dict(self) -> dict[str, Any]:
         """Return the result of `snapshot` as plain values."""
         state: dict[str, Any] = plain_state(self.snapshot())
@@ -79,7 +77,7 @@ class Adapter(Part, Stateful[Any]):
     load_state_dict = Stateful.load_state_dict
 
     def saved(self) -> SavedAttributes:
-        """Return a copy of the state that the part's `state_dict` returns."""
+        """Return a copy of the state that the part's `state_dict` returns; an empty one for None."""
         return SavedAttributes(copy.deepcopy(self.part.state_dict() or {}))
 
     def parsed(self, state: Any, trial: AbstractContextManager[Any] | None = None) -> SavedAttributes:
@@ -110,7 +108,7 @@ class Adapter(Part, Stateful[Any]):
         return SavedAttributes(found)
 
     def restore(self, value: SavedAttributes) -> None:
-        """Load a value that `saved` or `parsed` returned."""
+        """Load a copy of a value that `saved` or `parsed` returned, by the part's `load_state_dict`."""
         self.part.load_state_dict(copy.deepcopy(value.state))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -123,7 +121,8 @@ def view_of(part: Any, kind: Any, way: Any, methods: Mapping[str, str | None], n
     """Return the part itself, or an adapter if the part defines methods of the protocol.
 
     Args:
-        part: an instance of `kind`, or a part of another library. Any other object is returned unchanged.
+        part: an instance of `kind`, or a part of another library. Any other object, a class or an adapter is returned
+            unchanged.
         kind: the native base class: `Sampler`, `Storage` or `Writer`.
         way: the adapter class for such parts, a subclass of `kind` and `Adapter`.
         methods: the names of the protocol's methods. Each maps to the native method that a class may override instead,
@@ -131,7 +130,8 @@ def view_of(part: Any, kind: Any, way: Any, methods: Mapping[str, str | None], n
         needed: methods that an object of another library must have to count as such a part.
 
     Raises:
-        UnsupportedError: the class overrides a method that buffers never call.
+        UnsupportedError: the class overrides `dumps`, `loads` or an alias of them, but neither `state_dict` nor
+            `load_state_dict`.
     """
     if isinstance(part, (Adapter, type)):
         return part
@@ -198,9 +198,9 @@ def with_keywords(function: Callable[..., Any], **options: Any) -> dict[str, Any
 
 
 def make_concrete(cls: type[Any], names: Iterable[str]) -> None:
-    """Replace the abstract methods that a class lacks, so that Python can instantiate it.
+    """Replace the abstract methods that a class lacks by one that raises `UnsupportedError`.
 
-    A buffer uses such a class through an adapter, which implements them.
+    Python can then instantiate the class. A buffer uses it through an adapter, which implements these methods.
     """
     for name in names:
         if getattr(getattr(cls, name), "__isabstractmethod__", False):

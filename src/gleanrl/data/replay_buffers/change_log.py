@@ -130,7 +130,7 @@ class ChangeLog:
         """Return the changes after `version`, as ranges that don't overlap, sorted by slot.
 
         A slot that was both overwritten and amended is reported as overwritten. If the log no longer reaches back to
-        `version`, one range covers every slot.
+        `version`, or `version` has more changes than the log, one range covers every slot.
 
         Returns:
             The changes, or None if `version` is of another content.
@@ -264,10 +264,10 @@ def touched(slots: torch.Tensor, changes: list[Change] | None) -> torch.Tensor:
 
 
 def changes_since(state: Any, source: Versioned) -> list[Change] | None:
-    """Return the changes since a saved version (see `version_state`).
+    """Return the changes of `source` since a saved version (see `version_state`).
 
-    The version may be of this content, or of the content that this one is a copy of. Returns None if the changes are
-    unknown.
+    The version may be of this content, or exactly the version that this content is a copy of. Returns None if the
+    changes are unknown.
     """
     version = version_from(state)
     if version is None:

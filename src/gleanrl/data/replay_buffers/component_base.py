@@ -95,7 +95,10 @@ class Part(ArgumentsRepr):
         return None if self.owner is None else self._gate
 
     def guard(self) -> AbstractContextManager[Any]:
-        """Return the owning buffer's lock as a context manager, for direct changes to the part by the user."""
+        """Return the owning buffer's lock, for direct changes to the part by the user.
+
+        Without a lock, the returned context manager does nothing.
+        """
         return nullcontext() if self._gate is None else self._gate.lock
 
     def check_free(self, name: str, taker: Any) -> None:
@@ -121,7 +124,7 @@ class Part(ArgumentsRepr):
     load_state_dict: Callable[[Any], None]
 
     def dumps(self, path: os.PathLike[str] | str) -> None:
-        """Write a checkpoint of this part alone.
+        """Write a checkpoint of this part alone to the folder `path`, and remove the folder's earlier checkpoints.
 
         It may not match the other parts' checkpoints; `ReplayBuffer.dumps` writes all parts at one moment.
         """
@@ -130,7 +133,7 @@ class Part(ArgumentsRepr):
         Folder(path).commit(type(self).__name__, state)
 
     def loads(self, path: os.PathLike[str] | str) -> None:
-        """Load the newest checkpoint of such a part; see `ReplayBuffer.loads`."""
+        """Load the newest checkpoint of a part of this class; see `ReplayBuffer.loads` for the errors."""
 
         def take(state: dict[str, Any]) -> None:
             with self.guard():

@@ -51,6 +51,9 @@ class Parts(Stateful[PartsState]):
     part whose buffer was deleted. Several buffers may share one storage if at most one of them writes to it. Writer and
     sampler adapt to the storage's content, even after it was written, cleared or loaded directly.
 
+    The constructor checks the parts, bounds an unbounded storage to `Sampler.room`, and passes `generator` to the
+    sampler. The parts have an owner only after `join`.
+
     Not thread-safe: the caller holds the buffer's lock.
 
     Args:
@@ -132,7 +135,10 @@ class Parts(Stateful[PartsState]):
             )
 
     def go_apart(self, number: int) -> None:
-        """Reseed the sampler's own generator, so that this copy draws other numbers than the original."""
+        """Reseed the sampler's own generator, so that this copy draws other numbers than the original.
+
+        A user's generator stays unchanged.
+        """
         if isinstance(self.sampler.random, OwnedGenerator):
             self.sampler.random.after_fork((number,))
 
@@ -144,14 +150,20 @@ class Parts(Stateful[PartsState]):
             part.check_free(name, None if self._owner is None else self._owner())
 
     def claim(self) -> None:
-        """Make this buffer the only writer of the storage. The caller calls this before the first write."""
+        """Make this buffer the only writer of the storage. The caller calls this before the first write.
+
+        Before `join`, the call does nothing.
+
+        Raises:
+            UnsupportedError: another buffer, which is still in use, has written to the storage.
+        """
         if self._owner is not None:
             self.storage.claim(self._owner())
             self.writes = True
 
     @property
     def written_time(self) -> int:
-        """The time dimension of data in the user's layout. 0 if that is the storage's layout."""
+        """The time dimension of data in the user's layout. 0 if `dim_extend` isn't a dimension of the storage."""
         return self.dim_extend if self.dim_extend < self.storage.ndim else 0
 
     def _settle_time(self) -> None:
@@ -159,13 +171,20 @@ class Parts(Stateful[PartsState]):
         """The batch dimension of extended data that is time."""
 
     def set_rng(self, generator: torch.Generator | None) -> None:
-        """Make this sampler and its successors draw from `generator`; None for the sampler's own generator."""
+        """Make this sampler and its successors draw from `generator`.
+
+        None gives the sampler a new generator if it drew from a user's generator of this buffer; otherwise it keeps its
+        present one.
+        """
         if generator is not None or self.generator is not None:
             self.sampler.set_rng(generator)
         self.generator = generator
 
     def join(self, owner: Any, gate: BufferLock) -> None:
-        """Set the owning buffer and its lock, at construction or for a copy."""
+        """Set the owning buffer and its lock, and register the storage with writer and sampler.
+
+        Called at construction, or for a copy.
+        """
         self._owner = weakref.ref(owner)
         for part in (self.storage, self.sampler, self.writer):
             part.join_buffer(owner, gate)
@@ -181,7 +200,10 @@ class Parts(Stateful[PartsState]):
     def exchange(
         self, name: str, part: Any, gate: BufferLock, collate_fn: Callable[[Any], Any] | None = None
     ) -> Any:
-        """Replace one part and return the old one. If the new part doesn't fit, the call raises and changes nothing.
+        """Replace one part and return the old one, as the user passed it.
+
+        If the new part doesn't fit, the call raises and all parts stay. An unbounded storage may then be bounded to
+        `Sampler.room` nevertheless.
 
         Args:
             name: ``"storage"``, ``"sampler"`` or ``"writer"``.
@@ -190,7 +212,7 @@ class Parts(Stateful[PartsState]):
             collate_fn: turns the result of a new storage into a batch; None for its default.
 
         Raises:
-            InvalidArgumentError: wrong type, or the part belongs to another buffer.
+            InvalidArgumentError: wrong type, the part belongs to another buffer, or the parts don't fit each other.
             UnsupportedError: a shared buffer, or one with a rate limiter, can't take that part.
         """
         # All checks come before the first change: an error leaves the buffer unchanged.
@@ -230,12 +252,13 @@ class Parts(Stateful[PartsState]):
         return old.unwrapped
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for pickling, without the owner; the copy continues with the same sequence of samples."""
+        """Return the state for pickling, without the owner; the copy continues with the same sequence of samples.
+
+        The call brings the sampler up to date and seeds its unused generator.
+        """
         self.sampler.follow(self.storage)
         self.sampler.random.begin()  # seeds an unused generator now, so that the copy gets the same seed
         return {**self.__dict__, "_owner": None, "writes": False}
-
-    # State
 
     def snapshot(self, ahead: Ahead | None = None) -> PartsState:
         """Return the state of all parts at one moment.
@@ -264,8 +287,11 @@ class Parts(Stateful[PartsState]):
     def parse(self, state: Any) -> PartsState:
         """Return the value of a saved state and change nothing.
 
+        Transforms keep their present state if the saved one has no ``"_transforms"``.
+
         Raises:
             SchemaError: the state doesn't fit these parts.
+            CapacityError: a storage without schema found too little memory or disk space.
         """
         reader = StateReader(state, "a ReplayBuffer")
         storage = self.storage.parse(reader.get("_storage"))

@@ -27,7 +27,7 @@ class DrawsState(NamedTuple):
 
     parts: PartsState
     tickets: tuple[PendingState, ...] | None
-    """Batches drawn ahead, the oldest first; None for a buffer without a prefetcher."""
+    """Batches drawn ahead, the oldest first; None in the snapshot of a buffer without a prefetcher."""
     counts: RateCounts | None = None
     """Counts of the rate limiter; None without one."""
     written_before: int = 0
@@ -42,14 +42,14 @@ class DrawPosition(NamedTuple):
     batches: int
     """Batches handed out so far."""
     permits: int | None
-    """Rows that the rate limiter has counted so far; None without a limiter."""
+    """Sampled rows that the rate limiter has counted so far; None without a limiter."""
 
 
 class Draws(Stateful[DrawsState]):
     """Draws batches, at once or ahead of their use, and repairs rows that a writer overwrote meanwhile.
 
-    A batch is valid if none of its rows was overwritten between its draw and the end of its fetch. Rows are repaired as
-    follows:
+    A batch is valid if none of its rows was overwritten or amended between its draw and the end of its fetch. Rows are
+    repaired as follows:
 
     - In a batch that is fetched at once, only the overwritten rows are drawn and fetched again.
     - A batch that was fetched ahead is drawn and fetched again as a whole.
@@ -83,6 +83,12 @@ class Draws(Stateful[DrawsState]):
             keys: the columns to fetch; None for all.
             annotated: whether the sampler's extra entries are wanted.
             stamped: whether the slots' generations are wanted.
+
+        Raises:
+            EmptyBufferError: nothing is stored.
+            RateLimiterTimeoutError: see `ReplayBuffer.sample`.
+            MissingKeyError: one of `keys` isn't stored. Nothing was drawn or cancelled.
+            UnsupportedError: `keys` of a storage without columns. Nothing was drawn or cancelled.
         """
         paths = flags = None
         self._gate.learner_waits = True
@@ -121,7 +127,10 @@ class Draws(Stateful[DrawsState]):
         return ticket, fetched
 
     def ahead(self, prefetcher: Prefetcher, size: int) -> tuple[PendingSample, Fetched]:
-        """Return the oldest batch drawn ahead, and draw more until the queue is full."""
+        """Draw batches until the queue is full, then take the oldest one and return it, repaired.
+
+        `Sampler.ran_out` is then the value of that batch. Errors as in `now`.
+        """
         sampler = self._parts.sampler
         self._gate.learner_waits = True
         with self._gate.sampling:
@@ -162,7 +171,10 @@ class Draws(Stateful[DrawsState]):
             raise
 
     def not_served(self, ticket: PendingSample) -> None:
-        """Remove a batch that wasn't delivered from the counts and return its permits; its rows stay consumed."""
+        """Remove a batch that wasn't delivered from the counts and return its permits; its rows stay consumed.
+
+        The permits stay counted if the storage was cleared or loaded since the draw.
+        """
         limiter, rows = self._gate.limiter, ticket.drawn.slots.shape[0]
 
         def change() -> None:
@@ -204,7 +216,10 @@ class Draws(Stateful[DrawsState]):
         to_the_end(change)
 
     def position(self) -> DrawPosition | None:
-        """Return the position of the next draw, for `go_back`; None if draws consume nothing."""
+        """Return the position of the next draw, for `go_back`; None if draws consume neither records nor permits.
+
+        The call may seed an unused generator of the sampler.
+        """
         sampler, prefetcher, limiter = self._parts.sampler, self.prefetcher, self._gate.limiter
         if not sampler.uses_up and limiter is None:
             return None
@@ -224,7 +239,8 @@ class Draws(Stateful[DrawsState]):
     def go_back(self, position: DrawPosition, batches: int) -> None:
         """Return to an earlier position, because the last `batches` batches weren't delivered.
 
-        Does nothing if another thread was served batches since that position: its rows can't be drawn again.
+        The permits return. The sampler and the count of batches go back only if draws use records up. Does nothing if
+        another thread was served batches since that position: its rows can't be drawn again.
         """
         limiter = self._gate.limiter
         with self._gate.lock:
@@ -237,31 +253,37 @@ class Draws(Stateful[DrawsState]):
                 self._batches_sampled = position.batches
 
     def new_epoch(self) -> None:
-        """Begin a new epoch with the next batch."""
+        """Cancel the batches drawn ahead, and begin a new epoch with the next batch."""
         with self._gate.lock:
             self.take_back()
             self._parts.sampler.new_epoch()
 
     def set_seed(self, seed: int) -> None:
-        """Restart the random sequence from `seed`."""
+        """Cancel the batches drawn ahead, and restart the random sequence from `seed`."""
         with self._gate.lock:
             self.take_back()
             self._parts.sampler.set_seed(seed)
 
     def set_rng(self, generator: torch.Generator | None) -> None:
-        """Draw from another generator; None for the sampler's own."""
+        """Cancel the batches drawn ahead, and draw from another generator from now on; see `Parts.set_rng`."""
         with self._gate.lock:
             self.take_back()
             self._parts.set_rng(generator)
 
     @property
     def write_count(self) -> int:
-        """Transitions written since the buffer was created or emptied."""
+        """Transitions ever written to the storage, by any means, since the last `empty` that restarted the count."""
         counted = self._parts.storage.rows_written - self._written_before
         return max(counted, 0)  # a direct load of the storage may have lowered `rows_written`
 
     def empty(self, empty_write_count: bool) -> None:
-        """Remove every record; `empty_write_count` also restarts `write_count` and the rate limiter at 0."""
+        """Remove every record; `empty_write_count` also restarts `write_count` and the rate limiter's counts.
+
+        Batches drawn ahead are cancelled.
+
+        Raises:
+            UnsupportedError: another buffer writes to the storage, or the writer refuses. Nothing changed.
+        """
         parts, limiter = self._parts, self._gate.limiter
 
         def clear() -> None:
@@ -280,7 +302,11 @@ class Draws(Stateful[DrawsState]):
             parts.sampler.follow(parts.storage)
 
     def exchange(self, name: str, part: Any, collate_fn: Callable[[Any], Any] | None = None) -> Any:
-        """Replace the storage, sampler or writer and return the old one (see `Parts.exchange`)."""
+        """Replace the storage, sampler or writer and return the old one (see `Parts.exchange`).
+
+        Batches drawn ahead are cancelled first, except for a new writer. With a new storage, `write_count` is that
+        storage's `rows_written`.
+        """
         with self._gate.lock:
             if name != "writer":
                 self.take_back()
@@ -301,7 +327,7 @@ class Draws(Stateful[DrawsState]):
         )
 
     def _draw_ahead(self, prefetcher: Prefetcher, size: int) -> None:
-        """Draw batches until the queue is full; a failed draw is undone."""
+        """Draw batches until the queue is full; a failed draw is undone, and its error is raised."""
         sampler = self._parts.sampler
         prefetcher.forget_gone()
         # Seeds an unused generator now: a return to an earlier position must restore that seed.
@@ -395,8 +421,6 @@ class Draws(Stateful[DrawsState]):
         self._rows_redrawn += drawn.slots.shape[0]
         return self._draw(size, stamped)
 
-    # State
-
     def stats(self) -> BufferStats:
         """Return the counters of the buffer."""
         with self._gate.lock:
@@ -453,10 +477,12 @@ class Draws(Stateful[DrawsState]):
         return state
 
     def parse(self, state: Any) -> DrawsState:
-        """Return the value of a saved state.
+        """Return the value of a saved state. The buffer claims its storage, because a load writes to it.
 
         Raises:
             SchemaError: the state doesn't fit this buffer.
+            UnsupportedError: another buffer writes to the storage.
+            CapacityError: see `Parts.parse`.
         """
         reader = StateReader(state, "a ReplayBuffer")
         self._parts.claim()  # a load writes to the storage

@@ -32,7 +32,8 @@ class EnsembleServer(Server):
     """Builds batches from parts that the members serve. It never holds two locks at a time.
 
     If a member fails or the call is interrupted, the parts already drawn are returned to their members, so no
-    transition is lost. A member that served another thread meanwhile can't take its part back.
+    transition is lost. A member that served another thread meanwhile can't take its part back. The choice of members
+    isn't undone.
 
     Args:
         gate: the lock for the choice of members.
@@ -64,7 +65,11 @@ class EnsembleServer(Server):
         self._transforms = transforms
 
     def serve(self, size: int, keys: Keys | None, wants_info: bool) -> Served:
-        """Return a batch. It ends an epoch if it ends the epoch of a member."""
+        """Return a batch. It ends an epoch if it ends the epoch of a member; its `epoch` is always 0.
+
+        Raises:
+            InvalidArgumentError: the parts can't divide `size`. Nothing was drawn.
+        """
         each = self._mixture.share(size)
         with self._gate.lock:
             chosen = self._mixture.choose()
@@ -91,7 +96,11 @@ class EnsembleServer(Server):
         return Served(batch, info if wants_info else None, any(part.ran_out for part in parts), 0)
 
     def finish(self, samples: list[Any], members: Sequence[int], index: Any = None) -> Any:
-        """Return the members' samples as one transformed batch; `index` names the member and slot of each row."""
+        """Return the members' samples as one transformed batch.
+
+        `index` names the member and slot of each row. It becomes an entry of a TensorDict whose batch size begins with
+        the size of `index`.
+        """
         if self.collate_fn is None:
             batch = stack_samples(samples, [f"member {member}" for member in members])
         else:
@@ -117,10 +126,11 @@ def assemble(storages: Any, samplers: Any, writers: Any, collate_fns: Any) -> tu
 
     Each argument is an ensemble or a sequence; all have the same length. A writer that another buffer uses stays with
     that buffer, which continues to write to the storage. The new member only reads and gets its own writer. If a
-    sampler and its storage belong to one existing buffer with the same transform, that buffer becomes the member.
+    sampler and its storage belong to one existing buffer with the same transform, and there is no collate function,
+    that buffer becomes the member.
 
     Raises:
-        InvalidArgumentError: no storages or samplers, or sequences of different lengths.
+        InvalidArgumentError: no storages or samplers, sequences of different lengths, or a sampler of another buffer.
     """
     if storages is None or samplers is None:
         raise InvalidArgumentError(
@@ -164,13 +174,13 @@ class ReplayBufferEnsemble(Checkpointed):
     transforms act on the whole batch. An ensemble isn't a `ReplayBuffer`, because it doesn't accept records.
 
     Threads: any thread may call `sample` or index the ensemble, in parallel to any use of the members. Each member
-    draws and fetches its part under its own lock and rate limiter. The ensemble never holds two locks at a time. State
-    is saved one member after another.
+    draws and fetches its part under its own lock and rate limiter. `sample` never holds two locks at a time. State is
+    saved one member after another.
 
     Args:
         rbs: the members. A buffer may be a member of several ensembles.
         storages: the storages of new members, instead of `rbs`: a `StorageEnsemble` or a sequence.
-        samplers: their samplers: a `SamplerEnsemble` or a sequence.
+        samplers: their samplers: a `SamplerEnsemble`, whose `Mixture` the ensemble then uses itself, or a sequence.
         writers: their writers: a `WriterEnsemble` or a sequence. None for `RoundRobinWriter`.
         transform: a transform of batches, after the members' own transforms.
         batch_size: the default number of transitions in a batch; iteration requires it.
@@ -255,11 +265,9 @@ class ReplayBufferEnsemble(Checkpointed):
         if seed is not None:
             self.set_seed(seed)
 
-    # Members
-
     @property
     def storage(self) -> StorageEnsemble:
-        """The members' storages, with the members' transforms."""
+        """A new ensemble of the members' storages, with the members' present transforms."""
         return StorageEnsemble(
             *(member.storage for member in self._members),
             transforms=[
@@ -269,14 +277,14 @@ class ReplayBufferEnsemble(Checkpointed):
 
     @property
     def sampler(self) -> SamplerEnsemble:
-        """The members' samplers, with the mixture that chooses members."""
+        """A new ensemble of the members' samplers, with the mixture that chooses this ensemble's members."""
         samplers = SamplerEnsemble(*(member.sampler for member in self._members))
         samplers.mixture = self._mixture
         return samplers
 
     @property
     def writer(self) -> WriterEnsemble:
-        """The members' writers."""
+        """A new ensemble of the members' writers."""
         return WriterEnsemble(*(member.writer for member in self._members))
 
     _storage, _sampler, _writer = storage, sampler, writer
@@ -292,7 +300,7 @@ class ReplayBufferEnsemble(Checkpointed):
         return self._server.batch_size
 
     def __len__(self) -> int:
-        """Return the number of transitions that all members hold."""
+        """Return the sum of the members' lengths."""
         return sum(len(member) for member in self._members)
 
     def __getitem__(self, index: Any) -> Any:
@@ -300,16 +308,17 @@ class ReplayBufferEnsemble(Checkpointed):
 
         Args:
             index: an int selects the member itself. A slice, list, tensor or mask selects a new ensemble of these
-                members, with their `p`. A tuple selects records: its first element selects the members, ``...`` for
-                all. The other elements are the index in each member.
+                members, with their `p`, the ensemble's transforms and an unseeded choice. A tuple selects records: its
+                first element selects the members, ``...`` for all. The other elements are the index in each member.
 
         Returns:
             For a tuple that begins with an int, the member's result. For other tuples, the members' records, combined
             and transformed like samples.
 
         Raises:
-            IndexError: no such member.
+            IndexRangeError: no such member, none selected, or a record outside the stored part.
             InvalidTypeError: a key. Members may differ in length, so their columns can't be stacked.
+            SchemaError: the members' records can't be combined.
         """
         if is_key(index):
             raise InvalidTypeError(
@@ -342,8 +351,6 @@ class ReplayBufferEnsemble(Checkpointed):
         some._transforms.take(self._transforms)
         return some
 
-    # Reading
-
     def sample(
         self,
         batch_size: int | None = None,
@@ -359,15 +366,17 @@ class ReplayBufferEnsemble(Checkpointed):
             keys: the only columns to fetch, as in `ReplayBuffer.sample`; None for all.
 
         Returns:
-            The batch ``[num_buffer_sampled, n]``; a lazy stack if the members differ in keys. A TensorDict also holds
-            ``("index", "buffer_ids")``, the member of each row, and ``("index", "index")``, its index there. The latter
-            has shape ``(parts, n)`` or ``(parts, n, ndim)``.
+            The batch ``[num_buffer_sampled, n]``; a lazy stack if the members differ in keys. Without `keys`, a
+            TensorDict also holds ``("index", "buffer_ids")``, the member of each row, and ``("index", "index")``, its
+            index there. The latter has shape ``(parts, n)`` or ``(parts, n, ndim)``.
 
             ``info`` is a TensorDict of the same size with the index, ``"generation"``, and each entry that all parts
             have, for example weights.
 
         Raises:
             EmptyBufferError: a chosen member holds no records.
+            RateLimiterTimeoutError: the timeout of a member's rate limiter passed.
+            MissingKeyError: one of `keys` isn't stored in a chosen member.
             UnsupportedError: no batch size, in this call or at construction.
             InvalidArgumentError: a batch size that the parts can't divide.
             SchemaError: samples differ in a shape, dtype or device at a common key, and there is no `collate_fn`.
@@ -375,10 +384,12 @@ class ReplayBufferEnsemble(Checkpointed):
         return self._server.sample(batch_size, return_info, keys)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield batches until the epoch of a member ends (forever with samplers without epochs)."""
-        return self._server.epoch()
+        """Begin a new epoch in every member, and yield batches until the epoch of a member ends.
 
-    # Writing: only through the members
+        With samplers without epochs, the iteration never ends. The first step raises `UnsupportedError` without a
+        default batch size.
+        """
+        return self._server.epoch()
 
     def add(self, data: Any) -> NoReturn:
         """Raise `UnsupportedError`."""
@@ -399,7 +410,8 @@ class ReplayBufferEnsemble(Checkpointed):
     def update_priority(self, index: Any, priority: Any, generation: Any = None) -> None:
         """Set the priorities of records in their members' samplers, part by part.
 
-        Parts of members whose sampler has no priorities are skipped.
+        Parts of members whose sampler has no priorities are skipped. If a member raises, the parts before its part are
+        updated already (errors: see `ReplayBuffer.update_priority`).
 
         Args:
             index: ``info["index"]``, or the batch's ``"index"``, from `sample`.
@@ -424,14 +436,12 @@ class ReplayBufferEnsemble(Checkpointed):
                     None if generation is None else generation[part],
                 )
 
-    # Transforms, seeds, state
-
     def append_transform(self, transform: Any, *, invert: bool = False) -> ReplayBufferEnsemble:
         """Add a transform after the others and return the ensemble; see `insert_transform`."""
         return self.insert_transform(len(self._transforms), transform, invert=invert)
 
     def insert_transform(self, index: int, transform: Any, *, invert: bool = False) -> ReplayBufferEnsemble:
-        """Add a transform before the one at `index`, in evaluation mode, and return the ensemble.
+        """Add a transform before the one at `index`, and return the ensemble. A module is put into evaluation mode.
 
         Args:
             index: its position in the order in which batches pass the transforms.
@@ -440,6 +450,8 @@ class ReplayBufferEnsemble(Checkpointed):
 
         Raises:
             UnsupportedError: a plain callable with `invert`, which would act on writes only.
+            InvalidArgumentError: `index` isn't in ``[-n, n]`` for `n` transforms.
+            InvalidTypeError: the transform is neither callable nor has `forward`.
         """
         if invert and not callable(getattr(transform, "inv", None)):
             raise UnsupportedError(
@@ -474,7 +486,7 @@ class ReplayBufferEnsemble(Checkpointed):
 
     @distinct_seeds()
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of the states of the members, the choices and the ensemble's transforms."""
+        """Return copies of the states of the members, one after another, of the choices and the transforms."""
         return self._state([member.state_dict() for member in self._members])
 
     def _state(self, members: list[dict[str, Any]]) -> dict[str, Any]:
@@ -484,6 +496,8 @@ class ReplayBufferEnsemble(Checkpointed):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a saved state and continue exactly as the saved ensemble would have.
+
+        Each member claims its storage (see `Draws.parse`).
 
         Raises:
             SchemaError: the state doesn't fit; nothing changed.
@@ -520,7 +534,7 @@ class ReplayBufferEnsemble(Checkpointed):
             member.end_trajectories(ids)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for pickling; the copy has its own lock."""
+        """Return the state for pickling; the copy has its own lock and copies of the members."""
         with self._gate.lock:
             return dict(self.__dict__)
 
