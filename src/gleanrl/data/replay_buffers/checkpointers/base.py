@@ -30,7 +30,7 @@ class StorageCheckpointerBase(ABC):
     checkpointer can load it.
 
     A form consists of `pack` and `unpack` alone. A class that overrides one of them gets tensors, even if its base
-    class takes segments.
+    class takes segments. To get segments it sets `takes_segments` itself.
     """
 
     form: ClassVar[str]
@@ -42,7 +42,9 @@ class StorageCheckpointerBase(ABC):
     _forms: ClassVar[dict[str, type[StorageCheckpointerBase]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Register the form, so that loading a checkpoint finds it.
+        """Register the class for its `form`, so that loading a checkpoint finds it; it replaces an earlier class.
+
+        A class that doesn't set `form` isn't registered. Loading then calls `unpack` of the base class that did.
 
         Raises:
             UnsupportedError: the class overrides `dumps` or `loads`, which checkpoints of buffers don't call.
@@ -82,7 +84,7 @@ class StorageCheckpointerBase(ABC):
         """
 
     def packed(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a storage's state in this form, together with the form's name."""
+        """Return a storage's state in this form, together with the form's name; see `pack` for errors."""
         content = state if self.takes_segments else with_tensors(state)
         return {"form": self.form, _PACKED: self.pack(content)}
 
@@ -96,6 +98,7 @@ class StorageCheckpointerBase(ABC):
 
         Raises:
             IncompatibleCheckpointError: no class in this program has registered the form.
+            CorruptCheckpointError: `state` isn't such a result, or the form's class can't unpack it.
         """
         if not isinstance(state, Mapping) or not isinstance(state.get(_PACKED), Mapping):
             raise CorruptCheckpointError(
@@ -121,11 +124,15 @@ class StorageCheckpointerBase(ABC):
             raise CorruptCheckpointError(f"the storage isn't in the form {kind.form!r}: {cause}") from cause
 
     def dumps(self, storage: Any, path: os.PathLike[str] | str, keep: int = 1) -> None:
-        """Write a checkpoint of one storage; see `ReplayBuffer.dumps`."""
+        """Write a checkpoint of one storage into a folder; `ReplayBuffer.dumps` describes `keep` and the errors."""
         Folder(path).commit(_STORAGE, self.packed_later(storage.checkpoint_dict()), keep)
 
     def loads(self, storage: Any, path: os.PathLike[str] | str, verify: bool = True) -> None:
-        """Load the newest checkpoint of one storage; see `ReplayBuffer.loads`."""
+        """Load the newest checkpoint of one storage, in any form; see `ReplayBuffer.loads`.
+
+        Raises:
+            IncompatibleCheckpointError: the checkpoint is of another kind of object.
+        """
 
         def take(kind: str, state: Any) -> None:
             if kind != _STORAGE:
@@ -155,6 +162,8 @@ class _Packed(Later):
 
 def with_tensors(state: Any) -> Any:
     """Return a storage's state with all columns as tensors in memory, and objects in plain lists.
+
+    A value that isn't a storage's state is returned unchanged. Generations in segments become an entry of the state.
 
     Raises:
         CorruptCheckpointError: the segments of rows are damaged, or hold something else.
@@ -222,7 +231,8 @@ class TensorStorageCheckpointer(StorageCheckpointerBase):
 class ListStorageCheckpointer(TensorStorageCheckpointer):
     """Writes the objects of list storages.
 
-    They may be tensors, TensorDicts, numbers, strings, and containers of them, but no other objects.
+    They may be tensors, TensorDicts, numbers, strings, and containers of them. A dump of any other object raises
+    `CheckpointError`.
     """
 
     form = "list"

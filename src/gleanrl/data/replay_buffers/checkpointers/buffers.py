@@ -56,7 +56,7 @@ class Checkpointed(ABC):
         self.loading(copy.deepcopy(state))()  # a loaded part keeps the memory of the state, so pass a copy
 
     def dumps(self, path: os.PathLike[str] | str, keep: int = 1, wait: bool = True) -> Dump | None:
-        """Write a checkpoint; when this returns, the checkpoint is complete and on the disk.
+        """Write a checkpoint. With `wait`, it is complete and on the disk when the call returns.
 
         It holds what `state_dict` holds: the stored records, all parts with their random generators, transforms, and
         batches drawn ahead. `storage.checkpointer` defines the form of the records. If the process or the machine stops
@@ -93,7 +93,7 @@ class Checkpointed(ABC):
         """Restore the newest complete checkpoint; a warning names newer ones that are damaged.
 
         The buffer, empty or filled, needs parts of the same kinds as the saved one. Loading executes no code from the
-        files. It waits for a running dump of this buffer.
+        files. It first waits for a running dump of this buffer, and ignores the error of that dump.
 
         Args:
             path: the folder given to `dumps`.
@@ -128,6 +128,7 @@ def with_records(state: Any) -> dict[str, Any]:
 
     Raises:
         CorruptCheckpointError: `state` isn't the state of a buffer.
+        IncompatibleCheckpointError: no class in this program has registered the storage's form.
     """
     if not isinstance(state, dict) or "_storage" not in state:
         raise CorruptCheckpointError(

@@ -56,7 +56,10 @@ class FlatStorageCheckpointer(StorageCheckpointerBase):
         self.done_keys, self.reward_keys = done_keys, reward_keys
 
     def pack(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state with only those rows of ``"next"`` that the following step doesn't repeat."""
+        """Return the state with only those rows of ``"next"`` that the following step doesn't repeat.
+
+        ``"apart"`` has them by position of their column, as ``"rows"`` (numbers) and ``"values"``. The column is None.
+        """
         if "columns" not in state:
             return dict(state)
         paths = paths_of(state)
@@ -79,7 +82,7 @@ class FlatStorageCheckpointer(StorageCheckpointerBase):
 
     @classmethod
     def unpack(cls, packed: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state with all rows."""
+        """Return the state with all rows, in fresh memory (see `StorageCheckpointerBase.unpack`)."""
         state = dict(packed)
         if "columns" not in state:
             return state
@@ -141,7 +144,8 @@ class NestedStorageCheckpointer(StorageCheckpointerBase):
 
     ``offsets`` next to the columns holds where trajectories begin. So a reader can make nested tensors of them without
     copying: ``torch.nested.nested_tensor_from_jagged(column, offsets)``. A column that also exists under ``"next"`` has
-    one row more in each trajectory, the last observation. Its offsets are ``offsets + torch.arange(len(offsets))``.
+    one row more in each trajectory, the last observation. Its offsets are ``offsets + torch.arange(len(offsets))``. If
+    most rows under ``"next"`` differ from the following step, both columns are written whole.
 
     The checkpointer finds the rows to leave out by comparing bytes, so that loading is exact for any data. Data that
     repeat nothing are kept unchanged: n-step data, or streams that were written alternately.
@@ -178,7 +182,7 @@ class NestedStorageCheckpointer(StorageCheckpointerBase):
 
     @classmethod
     def unpack(cls, packed: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state with its rows at their original positions."""
+        """Return the state with its rows at their original positions, in fresh memory."""
         state = dict(packed)
         if "columns" in state:
             check_rows(state)

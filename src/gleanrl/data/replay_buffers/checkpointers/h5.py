@@ -126,6 +126,7 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
 
         Raises:
             CheckpointError: `path` ends in ``.h5`` and is a directory. See `ReplayBuffer.dumps` for folders.
+            InvalidArgumentError: `keep` isn't 1 for a file.
         """
         location = Path(os.fspath(path))
         if location.suffix != ".h5":
@@ -155,12 +156,15 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
 
         Args:
             storage: the storage.
-            path: a folder, or a file if it ends in ``.h5``.
+            path: a folder, or a file if it ends in ``.h5`` and isn't a directory.
             verify: whether checksums of a folder's files are compared. Checksums of HDF5 files always are.
 
         Raises:
             IncompatibleCheckpointError: another program wrote the file.
+            IncompleteCheckpointError: there is no such file.
+            CorruptCheckpointError: the file is damaged or can't be read.
             CheckpointError: see `ReplayBuffer.loads`.
+            SchemaError: the records don't fit the storage. After any error the storage is unchanged.
         """
         location = Path(os.fspath(path))
         if location.suffix != ".h5" or location.is_dir():
@@ -170,7 +174,7 @@ class H5StorageCheckpointer(StorageCheckpointerBase):
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the state in a file outside of a checkpoint."""
+    """Return the state in a file outside of a checkpoint; see `H5StorageCheckpointer.loads` for errors."""
     try:
         with files.reading(path) as file:
             data = np.empty(files.size_of(file), np.uint8)

@@ -95,9 +95,10 @@ def _streams(shape: torch.Size, shift: int) -> Streams:
 class TED2Flat(_Hook):
     """Puts trajectories one after the other, each observation once; see `NestedStorageCheckpointer`.
 
-    The result has no batch dimensions. It has one row for each step. A key that also exists under ``"next"`` has one
-    more row for each trajectory. ``("trajectories", "offsets")`` holds where trajectories begin. `Flat2TED` restores
-    tensors and batch size exactly for any data, on the CPU.
+    The result is on the CPU and has no batch dimensions. It has one row for each step. A key that also exists under
+    ``"next"`` has one more row for each trajectory, unless most rows under ``"next"`` differ from the following step.
+    ``("trajectories", "offsets")`` holds where trajectories begin. `Flat2TED` restores tensors and batch size exactly
+    for any data, on the CPU.
 
     Args:
         done_key: has no effect: all of `done_keys` are read.
@@ -128,7 +129,7 @@ class TED2Flat(_Hook):
             path: a folder for the result as memory maps; None for memory. It is not a checkpoint: nothing is synced.
 
         Raises:
-            CheckpointError: other data.
+            CheckpointError: an entry isn't a tensor or has a key that the hook adds, or there is no batch dimension.
         """
         flat = self._flat(data)
         return flat if path is None else flat.memmap(path)
@@ -141,7 +142,7 @@ class Flat2TED(_Hook):
     """
 
     def __call__(self, data: TensorDictBase, out: TensorDictBase | None = None) -> TensorDictBase:
-        """Return the steps, ``[*batch, steps]``; in `out` if that is given.
+        """Return the steps, ``[*batch, steps]``; in `out` if that is given, which needs the same keys and shapes.
 
         Raises:
             CorruptCheckpointError: `TED2Flat` didn't make the data.
@@ -153,7 +154,7 @@ class TED2Nested(_Hook):
     """Makes nested tensors of trajectories, ``[trajectories]``, each observation once; see `TED2Flat`."""
 
     def __call__(self, data: TensorDictBase, path: File | None = None) -> TensorDictBase:
-        """Return the trajectories of ``[*batch, steps]``, at least one step; see `TED2Flat`."""
+        """Return the trajectories of ``[*batch, steps]``; see `TED2Flat`. No step at all raises `CheckpointError`."""
         flat = self._flat(data)
         leaves = flatten(flat)
         offsets, count = leaves.pop(_OFFSETS), len(flat[_OFFSETS]) - 1
@@ -174,7 +175,7 @@ class Nested2TED(_Hook):
     """Restores the data given to `TED2Nested`; see `Flat2TED`."""
 
     def __call__(self, data: TensorDictBase, out: TensorDictBase | None = None) -> TensorDictBase:
-        """Return the steps, ``[*batch, steps]``; in `out` if that is given.
+        """Return the steps, ``[*batch, steps]``; in `out` if that is given, which needs the same keys and shapes.
 
         Raises:
             CorruptCheckpointError: `TED2Nested` didn't make the data.
@@ -205,7 +206,7 @@ class H5Combine(_Hook):
     """Restores the data given to `H5Split`."""
 
     def __call__(self, data: TensorDictBase, out: TensorDictBase | None = None) -> TensorDictBase:
-        """Return the nested tensors, ``[trajectories]``; in `out` if that is given."""
+        """Return the nested tensors, ``[trajectories]``, as copies; in `out` if that is given."""
         parts = [flatten(data[name]) for name in sorted(data.keys())]
         own, made = (_LENGTHS, *self._own()[2:]), TensorDict({}, [len(parts)])
         for path in parts[0]:
@@ -233,6 +234,8 @@ _LOADING = (Flat2TED, Nested2TED, H5Combine)
 
 def save_form(hook: Any) -> StorageCheckpointerBase:
     """Return the checkpointer that writes records in the form of a `TED2Flat`, `TED2Nested` or `H5Split`.
+
+    It takes over `done_keys` and `reward_keys`. All other options of the hook have no effect.
 
     Raises:
         UnsupportedError: any other object, also one of a derived class, whose overrides would have no effect.

@@ -55,13 +55,16 @@ class RowReader(ABC):
         return 0 if field is None else field[0].itemsize * prod(field[1])
 
     def made(self, position: int, count: int, make: Callable[[int, int], Array]) -> ArrayPieces:
-        """Return a tensor of `count` rows like a column's; `make` returns the bytes of rows ``[start, stop)``."""
+        """Return `count` rows like a column's, made when they are written.
+
+        `make` returns the bytes of rows ``[start, stop)``.
+        """
         field = self.fields[position]
         assert field is not None
         return ArrayPieces(field[0], (count, *field[1]), make)
 
     def selected(self, position: int, index: Array) -> ArrayPieces:
-        """Return rows of a column as a tensor."""
+        """Return rows of a column, which are read when they are written."""
         return self.made(
             position, len(index), lambda start, stop: self.pick(position, run_of(index[start:stop]))
         )
@@ -132,7 +135,7 @@ class InMemory(RowReader):
 
 
 class SnapshotReader(RowReader):
-    """Columns with the rows of one moment, even if a writer changes them meanwhile.
+    """Columns with the rows of one moment, even if a writer changes them meanwhile (see `SavedRows.begin`).
 
     Args:
         source: the generations, then the columns. The caller closes it.
@@ -181,7 +184,7 @@ def _with_tensors(value: Any) -> Any:
 
 
 def typed(rows: Array, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-    """Return rows of bytes as a column of the given dtype and shape."""
+    """Return rows of bytes as a column of the given dtype and shape, over the same memory."""
     if not rows.size:
         return torch.empty(len(rows), *shape, dtype=dtype, device="cpu")
     return torch.from_numpy(rows).view(dtype).reshape(len(rows), *shape)
@@ -322,9 +325,9 @@ def split(
         done: flags that end trajectories.
 
     Returns:
-        The columns and the offsets. A column is `ArrayPieces` of n rows. Of two twins, one has n + trajectories rows
-        and the other is None. The offsets, ``(trajectories + 1,)`` int64, hold where each trajectory begins, and where
-        the last one ends.
+        The columns and the offsets. A column is `ArrayPieces` of n rows. Where a twin mostly repeats the next step, its
+        counterpart has n + trajectories rows and the twin is None. The offsets, ``(trajectories + 1,)`` int64, hold
+        where each trajectory begins, and where the last one ends.
     """
     order, count = streams.rows(), len(streams.order)
     everything = run_of(order)
