@@ -68,7 +68,10 @@ class BufferPool:
         self._lock = threading.Lock()
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Return an uninitialised array of that shape and dtype, whose memory no live object uses."""
+        """Return an uninitialised array of that shape and dtype, whose memory no live object uses.
+
+        Arrays below `min_bytes` are new. Eight buffers of a size are reused at most; further ones are new each time.
+        """
         num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes < self.min_bytes:
             return np.empty(shape, dtype)

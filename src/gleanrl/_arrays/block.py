@@ -85,14 +85,17 @@ class Block:
         self._flat: dict[Path, Leaf] = {}
 
     def part(self, index: int) -> Block:
-        """Return a block of views: the columns of environment `index` of the first batch dimension."""
+        """Return a block of views: the columns of environment `index` of the first batch dimension.
+
+        Of the attributes that describe a rollout, the new block takes over only `borrowed`.
+        """
         columns = [column[index] for column in self.columns]
         return Block(
             self.schema, self.batch_size[1:-1], self.num_steps, columns=columns, borrowed=self.borrowed
         )
 
     def leading(self, num_steps: int) -> Block:
-        """Return a block of views: the first `num_steps` steps of the columns."""
+        """Return a block of views: the first `num_steps` steps of the columns; the block itself for all steps."""
         if num_steps == self.num_steps:
             return self
         columns = [column.narrow(self.time_dim, 0, num_steps) for column in self.columns]
@@ -108,14 +111,14 @@ class Block:
         return self.copied(pool, into) if self.borrowed else self
 
     def copied(self, pool: BufferPool | None = None, into: Block | None = None) -> Block:
-        """Return a copy of the block. It takes the same arguments as `owned`."""
+        """Return a copy of the columns in `into`, or in a new block on the CPU; see `owned` for the arguments."""
         out = into or Block(self.schema, self.batch_size[:-1], self.num_steps, pool=pool)
         copy_columns(out.columns, self.columns)
         return out
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the columns are on the CPU."""
+        """Whether the columns are on the CPU; True for a block without columns."""
         return not self.columns or self.columns[0].device.type == "cpu"
 
     def column(self, path: Path) -> Leaf:
@@ -183,7 +186,10 @@ class Block:
         return lasting(_cloned) if torch.is_inference_mode_enabled() else _cloned
 
     def flat(self, path: Path) -> Leaf:
-        """Return the column at `path` with all batch dimensions flattened into one: ``[P, T, *leaf]``."""
+        """Return the column at `path` with all batch dimensions flattened into one: ``[P, T, *leaf]``.
+
+        It is a view if the strides allow it, otherwise a copy from the first call.
+        """
         flat = self._flat.get(path)
         if flat is None:
             column, dims = self.column(path), len(self.batch_size)
@@ -192,7 +198,10 @@ class Block:
         return flat
 
     def fill(self, path: Path, values: torch.Tensor) -> None:
-        """Write the whole column at `path` from `values`, which have time first: ``(T, *batch, *leaf)``."""
+        """Write the whole column at `path` from `values`, which have time first: ``(T, *batch, *leaf)``.
+
+        The values are broadcast and cast without a check.
+        """
         self.time_first(path).copy_(values)
 
     def record(self, t: int, device: torch.device | None = None) -> Any:
@@ -224,7 +233,8 @@ _cloned = methodcaller("clone")
 def copier(sources: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]], None]:
     """Return a function that copies `sources` into tensors of the same sizes by one call of the native core.
 
-    Sources and targets are contiguous tensors on the CPU. The function expects the targets in the order of `sources`.
+    Sources and targets are contiguous tensors on the CPU. The function expects the targets in the order of `sources`,
+    and checks neither. It copies the values that the sources have when it is called.
     """
     rows = Columns([source.data_ptr() for source in sources], [source.nbytes for source in sources], 1)
 
@@ -235,7 +245,7 @@ def copier(sources: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]]
 
 
 def copy_columns(targets: Sequence[Leaf], sources: Sequence[Leaf]) -> None:
-    """Copy columns into other columns of the same shapes.
+    """Copy columns into other columns of the same shapes; torch casts where dtypes differ.
 
     One call of the native core copies all contiguous CPU tensors, in the caller's thread. Torch's threads would be
     faster for large columns on an idle machine, but here they would take cores away from the collecting workers.
@@ -278,7 +288,7 @@ class ReusableBlock(Block):
         self._copy = copier(cast("list[torch.Tensor]", self.columns))
 
     def copied(self, pool: BufferPool | None = None, into: Block | None = None) -> Block:
-        """Return a copy; see `Block.owned`.
+        """Return a copy of the columns; see `Block.copied`.
 
         `can_keep` has checked the columns, so the copy skips the checks of `copy_columns`.
         """
@@ -298,7 +308,10 @@ class ReusableBlock(Block):
 
     @property
     def is_free(self) -> bool:
-        """Whether no other object holds a row that was shown, or a view of such a row."""
+        """Whether no other object holds a row that was shown, or a view of such a row.
+
+        It is also False if a row got another address or shape, a gradient, or a Python attribute.
+        """
         return all(rows.is_free for rows in self._cached_rows.values())
 
 

@@ -20,6 +20,8 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 def outside_graphs(method: Method) -> Method:
     """Make compiled programs leave their graph when they call `method`. Programs that aren't compiled pay nothing.
 
+    The result is `method` itself, marked in place. Before torch 2.7 it is a wrapper.
+
     The library passes tensor addresses to the native core, and traced tensors have no memory. So ``torch.compile`` must
     not trace it.
     """
@@ -58,7 +60,7 @@ def as_device(device: torch.device | str | int | None) -> torch.device | None:
 
 
 def usable_device(device: torch.device | str | int) -> torch.device:
-    """Return the device that the user named.
+    """Return the device that the user named, without an index if the user gave none.
 
     Raises:
         InvalidArgumentError: if torch doesn't know the device, or can't allocate on it.
@@ -121,7 +123,10 @@ def device_of(leaves: Iterable[Any]) -> torch.device:
 
 
 def pinned(batch: Any) -> Any:
-    """Return `batch` with its CPU tensors copied to pinned memory."""
+    """Return `batch`, a tensor or a TensorDict, with its CPU tensors copied to pinned memory.
+
+    Other objects, such as lists of tensors, are returned unchanged.
+    """
     if is_tensor_collection(batch):
         return batch.apply(pinned, filter_empty=False)
     return batch.pin_memory() if isinstance(batch, torch.Tensor) and batch.device.type == "cpu" else batch

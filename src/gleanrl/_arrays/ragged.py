@@ -115,7 +115,7 @@ class ObjectColumn:
         return ObjectColumn(np.swapaxes(self.array, first, second), self.blank)
 
     def reshape(self, *shape: Any) -> ObjectColumn:
-        """Return the same objects in another shape."""
+        """Return the same objects in another shape, as a view if NumPy can make one, otherwise as a copy."""
         return ObjectColumn(self.array.reshape(*shape), self.blank)
 
     def unsqueeze(self, dim: int) -> ObjectColumn:
@@ -139,7 +139,11 @@ class ObjectColumn:
         return ObjectColumn.of([item.detach() for item in self.items()], self.shape, self.blank)
 
     def copy_(self, source: ObjectColumn | torch.Tensor) -> ObjectColumn:
-        """Replace the objects by the objects of `source`, or by copies of its rows if it is a tensor."""
+        """Replace the objects by the objects of `source`, or by copies of its rows if it is a tensor; return `self`.
+
+        Raises:
+            SchemaError: the shape of `source` differs; nothing changed.
+        """
         if isinstance(source, torch.Tensor):
             source = ObjectColumn.rows_of(source, self.shape)
         if source.shape != self.shape:
@@ -148,17 +152,20 @@ class ObjectColumn:
         return self
 
     def put(self, index: torch.Tensor, rows: ObjectColumn) -> None:
-        """Set the objects at `index`, ``(n,)`` int64. If an index occurs twice, the last object is kept."""
+        """Set the objects at `index`, ``(n,)`` int64, to the objects of `rows`, which aren't copied.
+
+        If an index occurs twice, the last object is kept.
+        """
         self.array[index.cpu().numpy()] = rows.array
 
     def on(self, device: torch.device) -> ObjectColumn:
-        """Return the same objects, with tensors on `device`."""
+        """Return the same objects, with tensors on `device`; the column itself if there is nothing to move."""
         if self.blank is None or all(item.device == device for item in self.array.flat):
             return self
         return ObjectColumn.of([item.to(device) for item in self.items()], self.shape, self.blank)
 
     def take(self, index: torch.Tensor, pad: bool = False) -> ObjectColumn:
-        """Return the rows at `index`, ``(n,)`` int64, with tensors copied.
+        """Return the rows at `index`, ``(n,)`` int64, with tensors copied and other objects shared.
 
         If `pad` is True, the index may also name the position after the last row, which gives the blank value.
         """
@@ -172,7 +179,10 @@ class ObjectColumn:
         return ObjectColumn(np.where(mask.cpu().numpy(), self.array, other.array), self.blank)
 
     def equal(self, other: Any) -> bool:
-        """Return whether `other` is a column of the same shape with equal objects."""
+        """Return whether `other` is a column of the same shape with equal objects.
+
+        Objects whose comparison raises or gives several values, such as arrays, are equal only if they are identical.
+        """
         if not isinstance(other, ObjectColumn) or self.shape != other.shape:
             return False
         return all(
@@ -234,7 +244,11 @@ def values_of(leaf: Leaf, spec: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def stack_leaves(leaves: Sequence[Leaf], dim: int = 0) -> Leaf:
-    """Return leaves stacked along a new dimension. All must be tensors, or all object columns."""
+    """Return leaves stacked along a new dimension. All must be tensors, or all object columns.
+
+    Raises:
+        SchemaError: object columns differ in shape. Tensors of different shapes raise torch's `RuntimeError`.
+    """
     if isinstance(leaves[0], ObjectColumn):
         shapes = {tuple(leaf.shape) for leaf in leaves}
         if len(shapes) > 1:

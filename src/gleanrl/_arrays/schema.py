@@ -55,7 +55,7 @@ def numpy_view(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
-    """Return whether the elements of `tensor` can be read.
+    """Return whether the elements of `tensor` can be read; True if it has none.
 
     Wrappers of torch.func, fake tensors and freed tensors have no memory.
     """
@@ -208,7 +208,8 @@ class Schema:
     def as_lists(self, leaves: list[Leaf], lead: torch.Size, where: str) -> list[Leaf]:
         """Convert the leaves of lists to `ObjectColumn` ``[*lead, *row]`` in place, and return `leaves`.
 
-        A tensor that holds the rows of a list is split into rows.
+        A tensor that holds the rows of a list is split into rows, which are copied. An error may leave some leaves
+        converted.
 
         Raises:
             SchemaError: a tensor of a list has another dtype, or a shape that its field doesn't allow.

@@ -35,7 +35,11 @@ SLICE_ENDS = "_gleanrl_slice_ends"
 
 
 def as_path(key: NestedKey) -> Path:
-    """Return `key` as a path: ``"a"`` gives ``("a",)``, ``(("a", "b"), "c")`` gives ``("a", "b", "c")``."""
+    """Return `key` as a path: ``"a"`` gives ``("a",)``, ``(("a", "b"), "c")`` gives ``("a", "b", "c")``.
+
+    Raises:
+        SchemaError: `key` is neither a string nor a (nested) tuple of strings, or is an empty tuple.
+    """
     if isinstance(key, str):
         return (key,)
     if isinstance(key, tuple) and key:
@@ -109,7 +113,7 @@ def flatten(batch: TensorDictBase) -> dict[Path, Leaf]:
 
 
 def set_leaf(batch: Any, path: Path, leaf: Leaf) -> None:
-    """Set the entry at `path` of a TensorDict to a leaf.
+    """Set the entry at `path` of a TensorDict to a leaf, in place.
 
     Tensors of different shapes can only be set in a lazy stack, where each part gets its own tensor.
     """
@@ -260,7 +264,7 @@ def put_leaf(batch: Any, path: Path, value: Any) -> None:
     """Set an entry of a TensorDict, and skip the container's checks where they would pass.
 
     The shortcut needs a plain, unlocked TensorDict, and a tensor with its batch size and device. All other cases use
-    `TensorDict.set`.
+    `TensorDict.set`, which creates missing nested TensorDicts, moves tensors to the device, and raises its errors.
     """
     group = batch
     for part in path[:-1]:
@@ -532,7 +536,10 @@ def dict_batch(
 
 
 def shallow_copy(batch: Any) -> Any:
-    """Return a shallow copy of a batch. TensorDict's ``copy`` does the same, but visits each entry twice."""
+    """Return an unlocked copy of a batch and its nested TensorDicts that shares all leaves.
+
+    TensorDict's ``copy`` does the same, but visits each entry twice.
+    """
     if type(batch) is not TensorDict:
         return batch.copy()
     entries = {
@@ -592,7 +599,8 @@ def add_entries(batch: Any, entries: Mapping[NestedKey, torch.Tensor], num_rows:
 def mark_rows(records: Any, entries: Mapping[NestedKey, torch.Tensor], num_rows: int) -> None:
     """Put tensors ``(num_rows, ...)`` into fetched records, if the records have keys.
 
-    TensorDicts and dictionaries get all entries. A tensorclass gets the entries for which it has fields.
+    TensorDicts and dictionaries get all entries in place, as in `add_entries`. A tensorclass gets the entries for which
+    it has fields. Other records don't change.
     """
     if is_tensorclass(records):
         records = records._tensordict

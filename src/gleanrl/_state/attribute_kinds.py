@@ -145,7 +145,11 @@ def generator_state(value: Any) -> Any:
 
 
 def generator(kind: str, state: Any) -> Any:
-    """Return a new generator at a position that `generator_state` returned."""
+    """Return a new generator at a position that `generator_state` returned.
+
+    Raises:
+        SchemaError: `kind` isn't the name of a known class. Another form of `state` raises an error of any kind.
+    """
     if kind == "numpy.random._generator.Generator":
         bits = _BITS[state["bit_generator"]]()
         bits.state = state
@@ -306,9 +310,9 @@ class _Saver:
         return found.cpu().clone(memory_format=torch.contiguous_format)
 
     def check_apart(self) -> None:
-        """Raise `UnsupportedError` if two arrays share memory.
+        """Raise `UnsupportedError` if the address ranges of two arrays or CPU tensors overlap.
 
-        After a load they would be separate, so writes would not show in both.
+        A tensor counts with its whole storage. Writes to shared elements would not show in both after a load.
         """
         end, before = 0, ""
         for start, stop, where in sorted(self._spans):

@@ -69,7 +69,7 @@ def fits(value: Any, now: Any) -> bool:
 
 
 def one_per_kind(items: Iterable[Any]) -> list[Any]:
-    """Return one item of each kind. A value fits all items of a kind if it fits one of them.
+    """Return one item of each kind, where class and dtype make the kind. A value that fits one item of a kind fits all.
 
     Takes O(items), so callers do it once for a container.
     """
@@ -147,6 +147,8 @@ def parse(
 
     Nothing changes until the caller calls that function. The function can't fail. It is idempotent, so `to_the_end` may
     call it again after an interrupt.
+
+    There is one exception: an object with hooks gets its new state for trial, and its old one back, during the check.
 
     Args:
         root: the object.

@@ -28,7 +28,7 @@ _TWISTER = "MT19937"
 
 @contextmanager
 def torch_rng_preserved() -> Iterator[None]:
-    """Restore torch's CPU and CUDA generators at the end of a ``with`` block."""
+    """Restore torch's global generators at the end of a ``with`` block: the CPU's, and CUDA's if CUDA is in use."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices=devices):
         yield
@@ -68,7 +68,7 @@ class GlobalGenerators(Stateful[Places]):
     def parse(self, state: Any) -> Places:
         """Return the positions in a saved state, or raise `SchemaError`.
 
-        Each state is set in a temporary generator first, so that `adopt` can't fail later.
+        Each state except CUDA's is set in a temporary generator first, so that `adopt` can't fail later.
         """
         reader = StateReader(state, "the process's generators")
         own = reader.tensor("torch", torch.uint8, (None,))
@@ -102,7 +102,7 @@ class GlobalGenerators(Stateful[Places]):
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
-        """Restore the generators at the end of a ``with`` block."""
+        """Restore the generators at the end of a ``with`` block, also after an error."""
         before = self.snapshot()
         try:
             yield
@@ -137,14 +137,15 @@ _WORDS = 4
 
 
 def new_seed(generator: torch.Generator | None = None) -> int:
-    """Return a seed in ``[0, 2**63 - 1)``, drawn from `generator` or from torch's global generator."""
+    """Draw a seed in ``[0, 2**63 - 1)`` from `generator`, or from torch's global generator, and return it."""
     return int(torch.randint(_SEED_RANGE, (), device="cpu", generator=generator))
 
 
 def derived_seed(owned: OwnedTorchGenerator | None = None) -> int:
-    """Return a seed computed from the state of `owned`, or from the state of torch's global generator.
+    """Return a seed in ``[0, 2**56)`` computed from the state of `owned`, or of torch's global generator.
 
-    Nothing is drawn, so the sequence continues as without this call.
+    Nothing is drawn, so the sequence continues as without this call. But an unused `owned` takes its own seed first,
+    which advances the global generator.
     """
     state = torch.get_rng_state() if owned is None else owned.get().get_state()
     return int.from_bytes(blake2b(state.numpy().data, digest_size=7).digest(), "big")
@@ -208,7 +209,10 @@ class RandomSource(Stateful[GeneratorState]):
         """Start the sequence of `seed`; raise `InvalidArgumentError` unless it is an integer in ``[0, 2**63)``."""
 
     def begin(self) -> None:
-        """Draw the seed now if there is none, so that a snapshot taken now leads back to this position."""
+        """Draw the seed now if there is none, so that a snapshot taken now leads back to this position.
+
+        The base class does nothing.
+        """
         return
 
     @abstractmethod
@@ -382,7 +386,7 @@ class OwnedGenerator(RandomSource):
         return words
 
     def __setstate__(self, state: list[int]) -> None:
-        """Restore from a pickle."""
+        """Restore from a pickle, at the same position. The copy has no lineage of forks."""
         self.__init__()  # type: ignore[misc]
         self.adopt(GeneratorState(np.array(state, int64)))
 
@@ -415,7 +419,11 @@ class UserGenerator(RandomSource):
         """The user's generator."""
 
     def seed(self, seed: int) -> None:
-        """Start the sequence of `seed`."""
+        """Start the sequence of `seed` in the user's generator.
+
+        Raises:
+            InvalidArgumentError: unless `seed` is an integer in ``[0, 2**63)``.
+        """
         self.generator.manual_seed(_checked(seed))
 
     def integers(self, high: int, count: int) -> torch.Tensor:
@@ -472,7 +480,7 @@ class OwnedTorchGenerator(Stateful[torch.Tensor | None]):
             self.seed(seed)
 
     def seed(self, seed: int) -> None:
-        """Start the sequence of `seed`."""
+        """Start the sequence of `seed` in a new ``torch.Generator``; results of earlier `get` calls are left behind."""
         self._torch = torch.Generator(self._device).manual_seed(seed)
 
     def get(self) -> torch.Generator:
@@ -493,9 +501,10 @@ class OwnedTorchGenerator(Stateful[torch.Tensor | None]):
     def as_global(self) -> Iterator[None]:
         """Let torch's global generator continue this sequence within a ``with`` block.
 
-        This is for code that accepts no generator, and only for CPU generators. The global generator has its previous
-        state after the block. A block costs some microseconds. Other threads that lend a generator wait meanwhile,
-        because all of them would draw from one global generator.
+        This is for code that accepts no generator, and only for CPU generators. After the block, also after an error,
+        the global generator has its previous state, and this sequence continues behind the numbers drawn in the block.
+        A block costs some microseconds. Other threads that lend a generator wait meanwhile, because all of them would
+        draw from one global generator.
         """
         generator = self.get()
         with _global_generator_lock.lock:
@@ -518,7 +527,7 @@ class OwnedTorchGenerator(Stateful[torch.Tensor | None]):
         return _torch_state(state, self._device)
 
     def adopt(self, value: torch.Tensor | None) -> None:
-        """Continue the sequence from a state."""
+        """Continue the sequence from a state, in a new ``torch.Generator``; with None, draw a seed at the next use."""
         self._torch = None
         if value is not None:
             self._torch = torch.Generator(self._device)

@@ -71,7 +71,7 @@ class Stateful(ABC, Generic[Value]):
 def plain(value: Any, copies: dict[int, torch.Tensor] | None = None) -> Any:
     """Return a value as dictionaries, lists and copied tensors, which `torch.load(weights_only=True)` accepts.
 
-    NumPy arrays become tensors.
+    NumPy arrays become tensors. Tuples and named tuples become lists and dictionaries. Other objects aren't converted.
 
     Args:
         value: the value to convert.
@@ -183,7 +183,7 @@ class StateReader:
         return value
 
     def numbers(self, name: str, kind: type[Value]) -> tuple[Value, ...]:
-        """Return a list of numbers of one type as a tuple; floats may be NaN or infinite."""
+        """Return a list or tuple whose items all have the type `kind`, as a tuple; floats may be NaN or infinite."""
         values = self.get(name)
         if not isinstance(values, (list, tuple)) or any(type(value) is not kind for value in values):
             raise self.wrong(name, f"a list of {kind.__name__}", values)
@@ -205,7 +205,7 @@ class StateReader:
         return copied
 
     def objects(self, name: str, blank: torch.Tensor | None, shape: Sequence[int]) -> ObjectColumn:
-        """Return a column of objects, or of tensors if `blank` is a tensor (see `ObjectColumn`)."""
+        """Return a column ``[*shape]`` of objects, or of copied tensors if `blank` is a tensor (see `ObjectColumn`)."""
         reader = self.part(name)
         items, size = reader.get("items"), reader.numbers("shape", int)
         alike = isinstance(items, list) and len(items) == math.prod(shape) and size == tuple(shape)

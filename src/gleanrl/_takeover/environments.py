@@ -25,7 +25,7 @@ _ROLES = ("observation", "state", "action", "reward", "done")
 def adapt(collectors: ModuleType) -> None:
     """Wrap the constructors of a TorchRL module's collector classes in place, so that they accept gleanrl environments.
 
-    A class without a constructor of its own keeps the one of its base class.
+    A class that defines no constructor isn't changed.
     """
     for cls in vars(collectors).values():
         init = vars(cls).get("__init__") if inspect.isclass(cls) else None
