@@ -27,7 +27,7 @@ from gleanrl.errors import (
     UnsupportedError,
 )
 
-# Redraws of slices that a trajectory's end was written into. There is a limit because a thread that keeps writing
+# The most redraws of slices in which a trajectory ends by now. There is a limit because a thread that keeps writing
 # through live views would otherwise keep `sample` in its loop for ever.
 _MOST_REDRAWS = 2
 
@@ -102,11 +102,11 @@ class Sampler(Part, Stateful[Any]):
             self.ran_out = False
 
     def set_seed(self, seed: int) -> None:
-        """Restart the random sequence from `seed`."""
+        """Restart the random sequence from `seed`. A generator given to `set_rng` is seeded, too."""
         self.random.seed(seed)
 
     def set_rng(self, generator: torch.Generator | None) -> None:
-        """Draw from a user's generator from now on (see `UserGenerator`); None creates a private one."""
+        """Draw from a user's generator from now on (see `UserGenerator`); None creates a private, unseeded one."""
         self.random = OwnedGenerator() if generator is None else UserGenerator(generator)
         self._rng = generator
 
@@ -139,12 +139,11 @@ class Sampler(Part, Stateful[Any]):
         (see `Follower`) here and in each of its other methods.
         """
 
-    # Draws
-
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[Any, Any]]:
         """Return an index and the entries that come with each row.
 
-        A user's sampler overrides this method. Callers without a buffer call it directly.
+        A user's sampler overrides this method. Callers without a buffer call it directly. The call counts as a delivery
+        (see `on_serve`), and makes `storage` the one that indices refer to (see `use_storage`).
 
         Args:
             storage: storage to draw from.
@@ -156,7 +155,9 @@ class Sampler(Part, Stateful[Any]):
             TensorDict buffers and their info carry them.
 
         Raises:
-            EmptyBufferError: nothing is stored.
+            EmptyBufferError: nothing is stored, or the sampler can't draw any of the stored records.
+            InvalidArgumentError: `batch_size` is below 1.
+            SchemaError: slices stayed broken in several draws (see `mended`).
         """
         if batch_size < 1:
             raise InvalidArgumentError(f"batch_size: expected 1 or more, got {batch_size}")
@@ -175,7 +176,7 @@ class Sampler(Part, Stateful[Any]):
         return coordinates(drawn.slots, storage), {**extras, "generation": drawn.generation}
 
     def draw(self, storage: Storage, batch_size: int, generations: bool = False) -> Draw:
-        """Draw slots of the stored part of `storage`.
+        """Draw slots of the stored part of `storage`. The draw doesn't count as delivered (see `on_serve`).
 
         Args:
             storage: storage to draw from.
@@ -183,7 +184,7 @@ class Sampler(Part, Stateful[Any]):
             generations: whether the draw includes the slots' generations.
 
         Raises:
-            EmptyBufferError: nothing is stored.
+            EmptyBufferError: nothing is stored, or the sampler can't draw any of the stored records.
         """
         if not storage.num_steps:
             raise _nothing_stored()
@@ -199,7 +200,10 @@ class Sampler(Part, Stateful[Any]):
         return drawn
 
     def redraw(self, storage: Storage, draw: Draw, stale: torch.Tensor, generations: bool = False) -> Draw:
-        """Return `draw` with new slots where `stale`, ``(n,)`` bool, is set: those slots were overwritten meanwhile."""
+        """Return `draw` with new slots where `stale`, ``(n,)`` bool, is set: those slots were overwritten meanwhile.
+
+        Many samplers draw all rows again, for example all slices. A user's `sample` is called for a whole new batch.
+        """
         if self._by_sample:
             return self.draw(storage, draw.slots.shape[0] if draw.asked is None else draw.asked, generations)
         drawn = self._redraw(storage, draw, stale)
@@ -271,7 +275,12 @@ class Sampler(Part, Stateful[Any]):
         """Note that a batch is about to be delivered; called in order of delivery, and again for redrawn rows."""
 
     def annotate(self, draw: Draw, records: Any) -> Mapping[NestedKey, torch.Tensor]:
-        """Return the entries that are delivered with each row; `records` are the rows as they were fetched."""
+        """Return the entries that are delivered with each row.
+
+        Args:
+            draw: the draw.
+            records: the fetched rows, with at least the columns of `annotated_paths`; may be None if there are none.
+        """
         return draw.extras
 
     def marks(self, draw: Draw, records: Any) -> Mapping[NestedKey, torch.Tensor]:
@@ -285,8 +294,6 @@ class Sampler(Part, Stateful[Any]):
     def annotated_paths(self, storage: Storage) -> tuple[Path, ...]:
         """Return the columns that `annotate` and `marks` read."""
         return ()
-
-    # Priorities
 
     def prioritize(self, storage: Storage, slots: torch.Tensor, priority: Any, generation: Any) -> None:
         """Set new priorities; a sampler without priorities ignores them with a warning.
@@ -305,7 +312,7 @@ class Sampler(Part, Stateful[Any]):
         """Give `slots`, ``(n,)`` int64, the priority of new records; without priorities, this has no effect."""
 
     def check_priorities(self, values: torch.Tensor) -> None:
-        """Raise `InvalidArgumentError` unless `values`, ``(n,)``, are valid priorities of rows."""
+        """Raise `InvalidArgumentError` unless `values`, ``(n,)``, are valid priorities; without priorities, never."""
 
     @property
     def default_priority(self) -> float:
@@ -320,7 +327,10 @@ class Sampler(Part, Stateful[Any]):
     # For callers without a buffer, and for users' classes that override these instead of the native methods
 
     def use_storage(self, storage: Storage) -> None:
-        """Make `storage` the one that indices refer to, and apply priorities that were set before it was known."""
+        """Make `storage` the one that indices refer to, and apply priorities that were set before it was known.
+
+        After an error of one of these updates the later ones are lost.
+        """
         if self._home is None or self._home() is not storage:
             self._home = weakref.ref(storage)
             early, self._early = self._early, ()
@@ -338,6 +348,11 @@ class Sampler(Part, Stateful[Any]):
             storage: storage that the index refers to; None for the storage of the buffer or of the last `sample`.
                 Priorities that are set before any storage is known are kept for the first one.
             generation: the slots' generations when they were drawn; None for the generations at their last draw.
+
+        Raises:
+            IndexRangeError: an index is outside the stored part.
+            InvalidArgumentError: a priority is out of range. No priority changed.
+            SchemaError: the number of priorities or generations differs from the indices. No priority changed.
         """
         storage = self._home_of(storage)
         if storage is None:
@@ -348,7 +363,7 @@ class Sampler(Part, Stateful[Any]):
             self.prioritize(storage, slots, priority, generation)
 
     def mark_update(self, index: Any, *, storage: Storage | None = None) -> None:
-        """Give records the priority of new ones.
+        """Give the records at `index` the priority of new ones; -1 skips a row.
 
         Before any storage is known, this has no effect: a sampler takes all records of its first storage for new ones.
         """
@@ -376,8 +391,6 @@ class Sampler(Part, Stateful[Any]):
 
     def _home_of(self, storage: Storage | None) -> Storage | None:
         return storage if storage is not None or self._home is None else self._home()
-
-    # State
 
     def snapshot(self) -> Any:
         """Return the whole state, random generator included, as of the last storage given to `follow`."""

@@ -119,7 +119,7 @@ class ConsumingSampler(Sampler):
         return Draw(slots)
 
     def _use(self, picks: torch.Tensor) -> torch.Tensor:
-        """Count a draw of records and return their slots, ``(n,)`` int64.
+        """Count a draw of records and return their slots, ``(n,)`` int64; update `left` and `ran_out`.
 
         Args:
             picks: positions among the records that are left, ``(n,)`` int64.
@@ -135,8 +135,6 @@ class ConsumingSampler(Sampler):
         self.left = Left(slots, uses, version)
         self.ran_out = not len(slots)
         return drawn
-
-    # State
 
     def snapshot(self) -> SamplerState:
         """Return the position in the sequence of draws, and the records that are left."""

@@ -73,7 +73,11 @@ class Mixture(Stateful[GeneratorState]):
         return self.members if self._num_asked is None else self._num_asked
 
     def among(self, chosen: list[int]) -> Mixture:
-        """Return a mixture of some members in the same proportions, with its own random generator."""
+        """Return a mixture of some members in the same proportions, with a new, unseeded random generator.
+
+        Raises:
+            InvalidArgumentError: all of these members have the share 0.
+        """
         p = None if self._p is None else self._p[chosen]
         count = None if self.sample_from_all else self._num_asked
         return Mixture(len(chosen), p, self.sample_from_all, count)
@@ -89,7 +93,7 @@ class Mixture(Stateful[GeneratorState]):
         return batch_size // parts
 
     def choose(self) -> torch.Tensor:
-        """Return the member of each part of the next batch, ``(num_buffer_sampled,)`` int64."""
+        """Draw the member of each part of the next batch, ``(num_buffer_sampled,)`` int64."""
         count = self.num_buffer_sampled
         if self.sample_from_all:
             return torch.arange(count, device="cpu")
@@ -199,7 +203,7 @@ class SamplerEnsemble(ArgumentsRepr):
 
     @property
     def ran_out(self) -> bool:
-        """Whether the last draw of a sampler ended an epoch."""
+        """Whether the last draw of any sampler ended an epoch."""
         return any(sampler.ran_out for sampler in self._samplers)
 
     def __len__(self) -> int:
@@ -211,7 +215,10 @@ class SamplerEnsemble(ArgumentsRepr):
         return iter(self._samplers)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the sampler at an int, or an ensemble of several (with their `p`) at a slice, list or tensor."""
+        """Return the sampler at an int, or an ensemble of several (with their `p`) at a slice, list or tensor.
+
+        The ensemble shares the samplers. See `Mixture.among` for its random generator.
+        """
         chosen = members_at(index, len(self._samplers))
         if isinstance(chosen, int):
             return self._samplers[chosen]
@@ -222,7 +229,8 @@ class SamplerEnsemble(ArgumentsRepr):
     def sample(self, storages: Any, batch_size: int) -> tuple[TensorDict, TensorDict]:
         """Return an index and the info of its rows, for callers without a buffer.
 
-        If a part of the batch raises, samplers that use records up go back to their positions before the call.
+        If a part of the batch raises, samplers that use records up go back to their positions before the call. The
+        mixture and all other samplers don't.
 
         Args:
             storages: a `StorageEnsemble`, or a sequence of storages.
@@ -230,6 +238,11 @@ class SamplerEnsemble(ArgumentsRepr):
 
         Returns:
             The index in the form that `StorageEnsemble.get` takes, and the whole info (see `join_infos`).
+
+        Raises:
+            InvalidArgumentError: `batch_size` isn't a multiple of `num_buffer_sampled`.
+            SchemaError: the parts differ in the shapes of an entry.
+            EmptyBufferError: a chosen sampler can't draw any record.
         """
         each = self.mixture.share(batch_size)
         chosen = self.mixture.choose()

@@ -41,7 +41,10 @@ class BoundaryKeys(NamedTuple):
     ends: tuple[Path, ...] = ()
     """Flags that end a trajectory. Empty for every ``done``, ``terminated`` and ``truncated`` below ``next``."""
     trajectory: Path | None = None
-    """A whole number that changes with the trajectory; None for ``"episode"`` if that is stored."""
+    """A whole number that changes with the trajectory; None for ``"episode"`` if that is stored.
+
+    If the key isn't stored but other columns tell where trajectories end, it is ignored with a warning.
+    """
 
 
 class EpisodeTable(Follower[Storage]):
@@ -56,7 +59,7 @@ class EpisodeTable(Follower[Storage]):
     unmasked rows are never in one trajectory.
 
     A ring write costs O(steps written). The table reads the whole storage when it begins to follow a storage in use,
-    and after records were replaced by index.
+    after records were replaced by index, and at the first seam.
 
     Not thread-safe: the buffer calls it under its lock.
 
@@ -81,8 +84,11 @@ class EpisodeTable(Follower[Storage]):
         """Return the native table in sync with `storage`.
 
         Raises:
+            EmptyBufferError: the storage has no schema yet.
             MissingKeyError: no stored column tells where trajectories end.
-            UnsupportedError: the storage has no columns, or it was written after its `ends` had been given.
+            SchemaError: a flag isn't 0 or 1, an id isn't a whole number, or `ends` has another length than the storage.
+            UnsupportedError: the storage has no columns, its records aren't in the order of time, or it was written
+                after its `ends` had been given.
         """
         self.sync(storage)
         assert self._native is not None
@@ -245,7 +251,10 @@ def expanded(table: Episodes, first: torch.Tensor, lengths: torch.Tensor, stride
 
 
 def runs_of(table: Episodes, shortest: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return first slot and length of the trajectories of at least `shortest` steps, ``(n,)`` int64 each."""
+    """Return first slot and length of the trajectories of at least `shortest` steps, ``(n,)`` int64 each.
+
+    Streams come one after the other, each with its oldest trajectory first.
+    """
     count = table.num_runs(shortest)
     first = torch.empty(count, dtype=torch.int64, device="cpu")
     length = torch.empty_like(first)
@@ -287,6 +296,9 @@ class _BoundaryReader:
 
         Args:
             rows: a range of slots, or slots ``(n,)`` int64.
+
+        Raises:
+            SchemaError: a flag is a number other than 0 and 1, or an id isn't a whole number.
         """
         ends: _Array | None = None
         for path, column in self._flags:

@@ -34,7 +34,7 @@ class HindsightStrategy(str, Enum):
     FUTURE = "future"
     """A goal that the same trajectory achieved at the transition or later."""
     FINAL = "final"
-    """The last goal that the same trajectory achieved among its stored steps."""
+    """The goal of the last stored step of the same trajectory."""
     EPISODE = "episode"
     """Any goal that the same trajectory achieved."""
     RANDOM = "random"
@@ -47,7 +47,7 @@ class HindsightRule:
 
     strategy: HindsightStrategy
     ratio: float
-    """Fraction of a batch that gets other goals."""
+    """Fraction of a batch's rows that get other goals; their number is rounded."""
     achieved: Path
     """Column of the achieved goals."""
 
@@ -198,7 +198,7 @@ def _column(storage: Storage, path: Path) -> torch.Tensor:
 
 
 def with_hindsight(sampler: Sampler, rule: HindsightRule, table: EpisodeTable) -> Sampler:
-    """Make a sampler draw goals with its units from now on, and return it.
+    """Make a sampler draw goals with its units from now on, by this rule alone, and return it.
 
     Raises:
         UnsupportedError: the sampler doesn't draw units.

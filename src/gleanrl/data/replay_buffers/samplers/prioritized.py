@@ -40,7 +40,10 @@ class Prioritized(UnitSampler):
 
     @property
     def alpha(self) -> float:
-        """Exponent of the priorities. Setting it recomputes the probabilities of all stored records."""
+        """Exponent of the priorities. Setting it recomputes the probabilities of all stored records.
+
+        An invalid value raises `InvalidArgumentError` and changes nothing. The same holds for `beta` and `eps`.
+        """
         return self._priorities.alpha
 
     @alpha.setter
@@ -128,7 +131,7 @@ class Prioritized(UnitSampler):
     def prioritize(self, storage: Storage, slots: torch.Tensor, priority: Any, generation: Any) -> None:
         """Set new priorities; updates for records that were overwritten since their draw are dropped and counted.
 
-        Several priorities for each slot, ``(n, ...)``, are reduced to one.
+        Several priorities for each slot, ``(n, ...)``, are reduced to one. `PriorityTable.update` describes errors.
         """
         if isinstance(priority, (torch.Tensor, np.ndarray)) and priority.ndim > 1:
             values, count = torch.as_tensor(priority).detach(), slots.shape[0]

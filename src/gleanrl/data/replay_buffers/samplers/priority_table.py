@@ -45,7 +45,7 @@ _REDUCTIONS = ("max", "min", "mean", "median", "sum")
 
 
 def number(name: str, value: Any) -> float:
-    """Return `value` as a float; raise unless it is a finite number of 0 or more."""
+    """Return `value` as a float; raise `InvalidArgumentError` unless it is a finite number of 0 or more, not a bool."""
     try:
         found = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, RuntimeError):
@@ -56,7 +56,13 @@ def number(name: str, value: Any) -> float:
 
 
 def reduce_priority(values: torch.Tensor, count: int, reduction: str) -> torch.Tensor:
-    """Return one priority for each of `count` items, reduced from ``(count, ...)`` values."""
+    """Return one priority for each of `count` items, ``(count,)``, reduced from ``(count, ...)`` values.
+
+    Of an even number of values, the median is the lower middle one. Sums and means are float64.
+
+    Raises:
+        SchemaError: the first dimension isn't `count`.
+    """
     if values.shape[:1] != (count,):
         raise SchemaError(f"priority: expected {count} items, got shape {tuple(values.shape)}")
     flat = values.flatten(1) if values.ndim > 1 else values[:, None]
@@ -68,14 +74,21 @@ def reduce_priority(values: torch.Tensor, count: int, reduction: str) -> torch.T
 
 
 def check_reduction(reduction: str) -> str:
-    """Return `reduction` if `reduce_priority` knows it; raise otherwise."""
+    """Return `reduction` if `reduce_priority` knows it; raise `InvalidArgumentError` otherwise."""
     if reduction not in _REDUCTIONS:
         raise InvalidArgumentError(f"reduction: expected one of {_REDUCTIONS}, got {reduction!r}")
     return reduction
 
 
 def per_slot(name: str, values: Any, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return `values` as ``(count,)`` of `dtype` on the CPU; one number is repeated for all slots."""
+    """Return `values` as ``(count,)`` of `dtype` on the CPU; one number is repeated for all slots.
+
+    The result may share the memory of `values`.
+
+    Raises:
+        InvalidTypeError: the values aren't real numbers, or aren't integers where `dtype` is int64.
+        SchemaError: their number is neither one nor `count`.
+    """
     if isinstance(values, torch.Tensor) and not has_memory(values):
         raise InvalidTypeError(f"{name}: expected numbers, got a tensor without memory (a meta tensor?)")
     if isinstance(values, torch.Tensor) and values.shape == (count,) and values.dtype in _DIRECT[dtype]:
@@ -199,8 +212,6 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         self.renewals = 0
         """How often the native table was cleared or replaced; `FirstSteps` then blocks its rows again."""
 
-    # The rule
-
     @property
     def alpha(self) -> float:
         """Exponent of the priorities."""
@@ -242,10 +253,15 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         # `_fill` has set the new rows to 0. If 0 is the largest priority, they may be the only rows.
         return largest or 1.0 if self.within_buffer else largest
 
-    # New and overwritten rows
-
     def of(self, storage: Storage) -> Priorities:
-        """Return the native table in sync with `storage`; rows written since the last call are new ones."""
+        """Return the native table in sync with `storage`; rows written since the last call are new ones.
+
+        If the storage has another content than before, all its rows are new ones, or get the priorities of a loaded
+        state that fits.
+
+        Raises:
+            InvalidArgumentError: the storage has more than `max_capacity` rows.
+        """
         if storage.version != self.followed:
             self.sync(storage)
         self._saved = None
@@ -335,8 +351,6 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         for start, stop in spans:
             native.fill(start, stop - start, default)
 
-    # Draws and updates
-
     def draw(
         self, storage: Storage, count: int, uniforms: torch.Tensor | Random, served: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -393,7 +407,17 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         check_priorities(values, self._alpha, self._eps, self.dtype)
 
     def update(self, storage: Storage, slots: torch.Tensor, priority: Any, generation: Any) -> None:
-        """Set priorities ``(n,)`` of slots ``(n,)`` (-1 skips one), and drop late ones."""
+        """Set priorities ``(n,)`` of slots ``(n,)`` (-1 skips one); drop late ones and count them in `dropped`.
+
+        An update is late if the slot isn't in the given generation any more. Without generations, the one that
+        `remember` noted last counts. After an error no priority has changed.
+
+        Raises:
+            IndexRangeError: a slot is outside the stored part.
+            InvalidArgumentError: a priority is negative or not finite, or too large for the rule.
+            InvalidTypeError: priorities or generations aren't numbers.
+            SchemaError: there are neither one nor n priorities.
+        """
         dropped = None
         if _BY_CORE is not None and isinstance(priority, torch.Tensor) and not priority.is_neg():
             dropped = self._updated(storage, slots, priority, generation, _BY_CORE.update)

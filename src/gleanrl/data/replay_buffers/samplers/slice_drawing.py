@@ -195,7 +195,12 @@ class Slices(Unit):
         return self.rule.sizes(batch_size)
 
     def uniform(self, storage: Storage, batch_size: int, random: RandomSource) -> Draw:
-        """Draw a trajectory, then its first step, each uniformly."""
+        """Draw a trajectory, then its first step, each uniformly.
+
+        Raises:
+            EmptyBufferError: no trajectory is long enough. No random number is used up.
+            BatchSizeError: see `SliceRule.sizes`. The errors of `EpisodeTable.of` are raised, too.
+        """
         request = storage.version, batch_size
         if request == self._drawn:  # this draw can't fail, so it needs no snapshot of the generator
             return self._uniform(storage, batch_size, random)
@@ -235,7 +240,7 @@ class Slices(Unit):
         random: RandomSource,
         served: bool = False,
     ) -> Draw:
-        """Draw slices by the priorities of their first steps."""
+        """Draw slices by the priorities of their first steps; see `uniform` for errors."""
         count, length = self.rule.sizes(batch_size)
         table, native = self.table.of(storage), priorities.of(storage)
         if self._starts is None:
@@ -366,7 +371,12 @@ def slice_rule(
     truncated_key: NestedKey | None,
     init_key: NestedKey | None = None,
 ) -> SliceRule:
-    """Check a user's options and return their rule."""
+    """Check a user's options and return their rule.
+
+    Raises:
+        InvalidTypeError: not exactly one of `num_slices` and `slice_len` is given.
+        InvalidArgumentError: a value is out of range.
+    """
     if (num_slices is None) == (slice_len is None):
         raise InvalidTypeError(
             f"expected exactly one of num_slices and slice_len, got num_slices={num_slices!r}, "

@@ -82,6 +82,9 @@ class SliceSampler(UnitSampler):
         InvalidTypeError: both of `num_slices` and `slice_len` are given, or neither.
         InvalidArgumentError: a value is out of range.
         UnsupportedError: options that exclude each other.
+        BatchSizeError: at a draw, the batch size isn't a multiple of `num_slices` or `slice_len`.
+        EmptyBufferError: at a draw, no trajectory is long enough.
+        MissingKeyError: at a draw, no stored column tells where trajectories end, or no end key is stored.
     """
 
     num_slices, slice_len, strict_length = _NUM_SLICES, _SLICE_LEN, _STRICT_LENGTH
@@ -139,7 +142,7 @@ class SliceSamplerWithoutReplacement(EpochSampler):
 
     Memory: 24 bytes for each trajectory of the epoch.
 
-    `SliceSampler` describes the other arguments.
+    `SliceSampler` describes the other arguments, and the errors.
 
     Args:
         drop_last: whether a batch of fewer slices is left out.

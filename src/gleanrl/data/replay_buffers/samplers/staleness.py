@@ -54,6 +54,12 @@ class StalenessAwareSampler(Sampler):
         version_key: key of the version, an integer for each record.
         seed: see `Sampler`.
 
+    Raises:
+        EmptyBufferError: at a draw, all stored records have weight 0.
+        InvalidArgumentError: at a draw, `staleness_weight_fn` returned other values than such weights.
+        MissingKeyError: at a draw, `version_key` isn't stored.
+        SchemaError: at a draw, the version isn't one integer for each record.
+
     Examples:
         >>> import torch
         >>> from tensordict import TensorDict
@@ -84,7 +90,7 @@ class StalenessAwareSampler(Sampler):
 
     @property
     def consumer_version(self) -> int:
-        """Version of the policy that the learner trains."""
+        """Version of the policy that the learner trains, an integer; 0 at first."""
         return self._consumer
 
     @consumer_version.setter
@@ -162,8 +168,6 @@ class StalenessAwareSampler(Sampler):
                 f"{column.dtype}"
             )
         return column.reshape(-1).to("cpu", torch.int64)
-
-    # State
 
     # A position excludes `consumer_version`: the learner's version stays when a draw is taken back.
     draw_position, parse_draw_position = Sampler.snapshot, Sampler.parse

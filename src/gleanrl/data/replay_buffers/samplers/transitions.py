@@ -35,7 +35,11 @@ def check_any_step(storage: Storage) -> None:
 def redrawn_masked(
     storage: Storage, slots: torch.Tensor, draw: Callable[[int], torch.Tensor]
 ) -> torch.Tensor:
-    """Return `slots` with masked rows replaced; `draw(n)` returns n new slots."""
+    """Return `slots` with masked rows replaced; `draw(n)` returns n new slots.
+
+    Raises:
+        EmptyBufferError: every stored row is masked out.
+    """
     tries = 0
     while (masked := storage.masked(slots)) is not None and masked.any():
         if tries == MOST_TRIES:
@@ -80,7 +84,7 @@ class Unit(ABC):
 
     @abstractmethod
     def uniform(self, storage: Storage, batch_size: int, random: RandomSource) -> Draw:
-        """Draw units, each with the same probability, with replacement."""
+        """Draw units, each with the same probability, with replacement; raise `EmptyBufferError` if there are none."""
 
     @abstractmethod
     def again(self, storage: Storage, draw: Draw, stale: torch.Tensor, random: RandomSource) -> Draw:
@@ -95,7 +99,7 @@ class Unit(ABC):
         random: RandomSource,
         served: bool = False,
     ) -> Draw:
-        """Draw units in proportion to the priorities of their first steps.
+        """Draw units in proportion to the priorities of their first steps, with weights as entries.
 
         Args:
             storage: storage to draw from.
@@ -119,7 +123,7 @@ class Unit(ABC):
     def serve(
         self, storage: Storage, items: torch.Tensor, batch_size: int, length: int, random: RandomSource
     ) -> Draw:
-        """Return the rows of living items of an epoch."""
+        """Return the rows of items of an epoch, which are all living. It may draw from `random`, for example goals."""
 
     def is_unbroken(self, storage: Storage, draw: Draw) -> bool:
         """Return whether no trajectory ends inside a drawn unit (see `Sampler.is_unbroken`)."""

@@ -154,7 +154,7 @@ class EpochSampler(UnitSampler):
         return drawn._replace(origin=torch.stack([items, generations]), epoch=self.epoch)
 
     def _meet(self, storage: Storage) -> None:
-        """Keep a loaded epoch that fits the storage; drop an epoch of another content."""
+        """Keep a loaded epoch that fits the storage; drop one that doesn't, and an epoch of another content."""
         content = self.running.content
         if content is None or content != storage.version.content or self.unit.by_generation:
             self.follow(storage)
@@ -208,8 +208,6 @@ class EpochSampler(UnitSampler):
         if left < count or not (self.unit.by_generation or storage.has_mask):
             return left >= count
         return len(self._next(storage, count, length)[0]) >= count
-
-    # State
 
     def snapshot(self) -> SamplerState:
         """Return the position in the sequence of draws, and in the epoch."""
@@ -275,6 +273,8 @@ class SamplerWithoutReplacement(EpochSampler):
 
     Raises:
         InvalidTypeError: `drop_last` or `shuffle` is neither True nor False.
+        InvalidArgumentError: at a draw with `drop_last`, fewer slots are stored than a batch has. The running epoch
+            continues.
     """
 
     def __init__(self, drop_last: bool = False, shuffle: bool = True, seed: int | None = None) -> None:
