@@ -115,7 +115,14 @@ class RandomActor:
         self.carry = PolicyCarry()  # always empty
 
     def bind(self, block: Block) -> Callable[[int], None] | None:
-        """Write all T actions into `block` and return None, or return a function that acts on a row."""
+        """Write all T actions into `block` and return None, or return a function that acts on a row.
+
+        With all actions, `Block.redraw_seed` is set too: None if nothing may be redrawn.
+
+        Raises:
+            PolicyError: if a drawn action isn't one of the columns, or has another shape or dtype. The returned
+                function raises it too.
+        """
         if not self._each_step:
             policy = self._policy
             block.redraw_seed = None
@@ -227,13 +234,20 @@ class PolicyActor:
 
     @property
     def by_modules(self) -> bool:
-        """Whether the policy's modules are called directly on tensors."""
+        """Whether the policy's modules are called directly on tensors; raises as `bind` does."""
         members = self._members()
         reads = reads_of(members)
         return reads is not None and self._on_tensors(members, reads)
 
     def bind(self, block: Block) -> Callable[[int], None]:
-        """Read from and write into `block` from now on; return a function that acts on a row."""
+        """Read from and write into `block` from now on, and set `seen`; return a function that acts on a row.
+
+        The very first row gets the outputs `first`, if they were given. Later rows call the policy.
+
+        Raises:
+            PolicyError: if the policy's modules read an entry that the environment doesn't offer. The returned function
+                raises it if outputs don't fit, or the policy changed its input.
+        """
         call: Callable[[int], Values]
         members, compiler = self._members(), self._compiler
         reads = reads_of(members)
@@ -255,7 +269,7 @@ class PolicyActor:
         return act
 
     def check(self) -> None:
-        """Raise if the conversion of an action of the bound block changed its value."""
+        """Raise `PolicyError` if the conversion of an action of the bound block changed its value."""
         self._conversions.check()
 
     def _members(self) -> list[Member]:
@@ -271,7 +285,11 @@ class PolicyActor:
         return not row.groups and row.lists.isdisjoint(reads) and set(row.roots).issuperset(reads)
 
     def _on_tensors(self, members: Sequence[Member], reads: Sequence[Path]) -> bool:
-        """Return whether all members of the policy, which reads these paths, can be called on tensors."""
+        """Return whether all members of the policy, which reads these paths, can be called on tensors.
+
+        Raises:
+            PolicyError: if neither the environment nor a member provides one of the paths.
+        """
         calls = [member.call for member in members if member.call is not None]
         if len(calls) < len(members):
             return False
@@ -410,9 +428,10 @@ class _TensorDictCall:
         return found
 
     def _check_keys(self, out: TensorDictBase) -> None:
-        """Raise if `out` has an entry without a column. Otherwise record the number of entries.
+        """Raise `PolicyError` if `out` has an entry without a column. Private entries need none.
 
-        Later outputs with the same number of entries skip this check.
+        Otherwise record the carried outputs and the number of entries. Later outputs with the same number of entries
+        skip this check.
         """
         found = flatten(out)
         unknown = [as_key(path) for path in found if path not in self._known and not is_private(path)]

@@ -100,7 +100,7 @@ def seed_env(env: Env, seed: int, static_seed: bool) -> int:
 
 @dataclass(frozen=True)
 class EnvTraits:
-    """Optional abilities of an environment beyond the public protocol; `of` determines them once.
+    """Optional abilities of an environment beyond the public protocol; `of` determines them at each call.
 
     Attributes:
         masks_frames: whether some steps of a rollout are resets instead of frames.

@@ -97,6 +97,9 @@ def explain(
 ) -> GleanError:
     """Return the user's error for `fault`: it names the environment, the episode, the step and the cause.
 
+    Errors of gleanrl for contracts, policies, environments and workers keep their type. Any other cause gives an
+    `EnvironmentFailure`, which can usually also be caught as the type of the cause. The cause is its ``__cause__``.
+
     Args:
         fault: the failure.
         env: the environment, or the batch of them.

@@ -41,7 +41,7 @@ class OutputProbe:
         env: the environment.
         device: device of the policy's input; None for the root's device.
         act_now: whether the outputs of this call are used for the rollout's first step (as `first`). If False, a copy
-            of the policy is called, and torch's random state is restored.
+            of the policy is called if possible (see `spare`), and torch's random state is restored.
         primed: paths that the policy may write below ``"next"``.
     """
 
@@ -53,7 +53,7 @@ class OutputProbe:
         self.first: Values | None = None
 
     def root(self) -> TensorDictBase:
-        """Return the first root."""
+        """Return the first root; a stepper without a carry resets the environment."""
         leaves = self.stepper.root()
         dims = len(self.stepper.batch_size)
         fields = {path: Field.of(leaf, dims) for path, leaf in leaves.items()}
@@ -67,17 +67,24 @@ class OutputProbe:
         return self.root() if self.device is None else self.root().to(self.device)
 
     def run(self, policy: Any, actions: Mapping[Path, Field]) -> dict[Path, Field]:
-        """Return the columns that `policy` writes."""
+        """Call `policy` once and return the columns that it writes; with `act_now` also set `first`.
+
+        Raises:
+            PolicyError: see `probe`.
+        """
         with self._aside():
             return self._probed(policy if self.act_now else spare(policy), self.policy_input(), actions)
 
     def run_wrapped(
         self, module: TensorDictModule, actions: Mapping[Path, Field]
     ) -> tuple[TensorDictModule, dict[Path, Field]]:
-        """Call the function that `module` wraps, once.
+        """Call the function that `module` wraps, once; with `act_now` also set `first`.
 
         Returns:
             A module with out_keys ``output1``, ``output2``, … for the outputs beyond its actions, and its columns.
+
+        Raises:
+            PolicyError: if the function returns None; see also `probe`.
         """
         names, root = (
             module._kwargs,
@@ -109,7 +116,13 @@ class OutputProbe:
 def outputs_of(
     wrapped: Any, policy: Any, trial: OutputProbe, actions: dict[Path, Field]
 ) -> tuple[Any, dict[Path, Field]]:
-    """Return the policy and the columns that it writes. The policy is called only if its keys don't determine them."""
+    """Return the policy and the columns that it writes.
+
+    The policy is called if its keys don't determine the columns, in grad mode, or if it has lazy parameters.
+
+    Raises:
+        PolicyError: if its keys lack an action, or include one below ``"next"`` that isn't primed; see also `probe`.
+    """
     if only_draws(wrapped) or isinstance(wrapped, OwnActions):
         return wrapped, actions
     promised = promised_by(wrapped)
@@ -159,12 +172,15 @@ def probe(
     actions: Mapping[Path, Field],
     primed: frozenset[Path] = frozenset(),
 ) -> tuple[dict[Path, Field], Values]:
-    """Call `policy` once on `root`; return the columns that it writes, actions first, and its outputs.
+    """Call `policy` once on a copy of `root`; return the columns that it writes and the leaves of its result.
 
-    An entry counts as written if it is new or differs from the root's. Gradients flow if grad mode is on.
+    The columns of actions come first.
+    An entry counts as written if it is new or differs from the root's; see also `_changed`. Private entries are no
+    columns. Gradients flow if grad mode is on.
 
     Raises:
-        PolicyError: if an action key is missing, or the output contains an entry below ``"next"`` that isn't `primed`.
+        PolicyError: if the result is no TensorDict, lacks an action key, or contains an entry below ``"next"`` that
+            isn't `primed`.
     """
     inputs = root.clone()
     before = {path: (leaf, leaf.clone()) for path, leaf in flatten(inputs).items()}

@@ -27,13 +27,19 @@ from gleanrl.errors import PolicyError, WorkerError
 def collect(actor: Actor, stepper: Stepper, block: Block, stop: Callable[[int], bool] | None = None) -> int:
     """Fill `block` and return the number of steps written: T, or fewer if `stop` ended the rollout.
 
-    `block.num_complete` is the number of complete steps, also after an error.
+    `block.num_complete` is the number of complete steps, also after an error. `block.policy_failed` tells whether the
+    actor raised that error. Once bound, the stepper is settled in any case.
 
     Args:
         actor: writes the actions.
         stepper: writes the outcomes.
         block: columns ``[*batch, T, *leaf]``, all of which are written.
         stop: called with `t` after every step; True ends the rollout after that step.
+
+    Raises:
+        StepFault: if the environment failed. If `Actor.check` fails then, its error is the fault's cause.
+        PolicyError: if the conversion of an action changed its value. It replaces other errors, except `WorkerError`
+            and interrupts.
     """
     block.num_complete, block.policy_failed = 0, False
     try:
@@ -100,7 +106,7 @@ Result = TypeVar("Result")
 
 
 def with_gradients(enabled: bool, call: Callable[..., Result], *arguments: Any) -> Result:
-    """Return `call(*arguments)`, called with autograd on or off."""
+    """Return `call(*arguments)`, called with autograd on or off; the former mode returns, also after an error."""
     former = torch.is_grad_enabled()
     try:
         torch._C._set_grad_enabled(enabled)
@@ -110,7 +116,10 @@ def with_gradients(enabled: bool, call: Callable[..., Result], *arguments: Any) 
 
 
 def exploring(kind: InteractionType | None, call: Callable[..., Result], *arguments: Any) -> Result:
-    """Return `call(*arguments)`, called under this exploration type; None uses each module's default."""
+    """Return `call(*arguments)`, called under this exploration type; None uses each module's default.
+
+    The former type returns, also after an error.
+    """
     former = interaction_type()
     try:
         with set_interaction_type(kind):

@@ -128,8 +128,8 @@ class RolloutPlan:
 
         Args:
             num_steps: T.
-            schema: the columns; pass it if the owner adds its own columns to the plan's.
-            pool: allocates large columns.
+            schema: the columns; pass it if the owner adds its own columns to the plan's. Ignored with `gradients`.
+            pool: allocates large columns; ignored with `gradients`.
         """
         if self.gradients:
             return GraphBlock(self.schema, self.batch_size, num_steps, self.stepper.device)
@@ -155,7 +155,8 @@ def plan_rollout(
 ) -> RolloutPlan:
     """Choose the actor, the stepper and the columns for `env` and `policy`.
 
-    An environment that was never reset is reset here. The rollout starts from that reset, so no reset is wasted.
+    Without `root`, a stepper without a carry resets the environment here. The rollout starts from that reset, so no
+    reset is wasted. A `RandomPolicy` without a spec gets the environment's.
 
     Args:
         env: any environment with the protocol of `EnvBase`.
@@ -172,7 +173,8 @@ def plan_rollout(
 
     Raises:
         PolicyError: if the policy's outputs don't fit the environment.
-        EnvironmentFailure: if the reset raised.
+        InvalidTypeError: if the policy isn't callable, or its parameters match no observations.
+        EnvironmentFailure: if the reset raised; for some causes another error, see `explain`.
     """
     gradients = act_now and torch.is_grad_enabled()
     stepper = make_stepper(env, rules, on_host and not EnvTraits.of(env).own_actions)
@@ -234,7 +236,7 @@ def plan_rollout(
 
 
 def _schema_from(stepper: Stepper, env: Env, root: TensorDictBase | None) -> Schema:
-    """Return the environment's columns for a rollout from `root`; an environment that was never reset is reset."""
+    """Return the environment's columns for a rollout from `root`; for None, a stepper without a carry resets."""
     if root is not None:
         stepper.load(root)
     try:
@@ -273,7 +275,10 @@ def _requires_gradients(env: Env, policy: Any, root: TensorDictBase | None) -> b
 
 
 def _check_written(written: Mapping[Path, Field], env_schema: Schema, primed: frozenset[Path]) -> None:
-    """Raise if the policy writes an entry that it must not write; `primed` paths below ``next`` are allowed."""
+    """Raise `PolicyError` if the policy writes a flag, a collector entry, or a path below ``next`` outside `primed`.
+
+    An environment's entry that it overwrites must keep its dtype and shape.
+    """
     for path, field in written.items():
         if (
             path[0] == "collector"

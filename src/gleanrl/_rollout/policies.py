@@ -50,7 +50,10 @@ class Compiler:
         self._made: dict[int, tuple[Any, Callable[..., Any]]] = {}
 
     def __call__(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a faster callable with the same behaviour as `call`."""
+        """Return a faster callable with the same behaviour as `call`; it is cached by the identity of `call`.
+
+        With `torch.compile`, a call of the result raises `UnsupportedError` if the compilation fails.
+        """
         if id(call) not in self._made:  # the reference keeps its id unique
             self._made[id(call)] = call, self._faster(call)
         return self._made[id(call)][1]
@@ -67,6 +70,10 @@ def compiler_of(compile_policy: Any, cudagraph_policy: Any) -> Compiler | None:
     Args:
         compile_policy: None, a bool, or keyword arguments of `torch.compile`.
         cudagraph_policy: None, a bool, or keyword arguments of `CudaGraphModule`.
+
+    Raises:
+        InvalidTypeError: if an argument is anything else.
+        UnsupportedError: for CUDA graphs on a machine without CUDA.
     """
     compiling, capturing = (
         _options("compile_policy", compile_policy),
@@ -130,7 +137,7 @@ class RandomPolicy:
             self.action_spec = env.full_action_spec
 
     def __call__(self, td: TensorDictBase) -> TensorDictBase:
-        """Write an action into `td` and return it."""
+        """Write an action into `td` and return `td`; raise `PolicyError` if there is no spec."""
         if self.action_spec is None:
             raise PolicyError("RandomPolicy: no action_spec; give it one, or call set_action_spec_from_env")
         drawn = self.action_spec.rand(())
@@ -209,7 +216,10 @@ class AllowedActions(RandomPolicy):
 
 
 class MaskWatch:
-    """Reports whether a mask restricts an environment's actions. It looks again only after a change of any spec.
+    """Reports whether a mask restricts an environment's actions.
+
+    If it found no mask and the environment notes masks (see `EnvTraits`), it looks again only after a change of any
+    spec.
 
     Args:
         env: any environment.
@@ -252,7 +262,7 @@ class AllowedRows:
         self._generators: dict[int, torch.Generator] = {}
 
     def prepare(self, t: int) -> None:
-        """Redraw the actions of row `t` that are currently forbidden."""
+        """Redraw the actions of row `t` that are currently forbidden, in place."""
         if not self._mask.present():
             return
         spec = from_torchrl(live_actions(self._env))
@@ -288,7 +298,7 @@ class OwnActions:
         self._rest = {p: f for p, f in (fields or {}).items() if as_key(p) not in env.action_keys}
 
     def __call__(self, td: TensorDictBase) -> TensorDictBase:
-        """Write an action into `td` and return it."""
+        """Write an action into `td` and return `td`."""
         td.update(self._env.rand_action(td.copy()).select(*self._env.action_keys))
         for path, field in self._rest.items():
             td.set(as_key(path), torch.zeros((*td.batch_size, *field.shape), dtype=field.dtype))
@@ -298,7 +308,7 @@ class OwnActions:
 def random_policy(env: Env) -> RandomPolicy | OwnActions:
     """Return the policy that draws random actions for `env`.
 
-    The environment must have been reset before, because its masks may appear only then.
+    The environment must have been reset before, because its masks may appear only after a reset.
     """
     traits = EnvTraits.of(env)
     return OwnActions(env) if traits.own_actions else drawing_policy(env, traits)
@@ -341,6 +351,8 @@ def wrap_policy(policy: Any, env: Env, observation_keys: Sequence[NestedKey]) ->
     """Return `policy` as a callable on TensorDicts.
 
     - None, `env.rand_step` and `env.rand_action` give a random policy.
+    - A `RandomPolicy` without a spec gets the environment's, in place. If it draws from all actions of an environment
+      with masks, it is replaced by a policy that draws only allowed ones.
     - A TensorDict module, or a callable with one TensorDict parameter, is returned unchanged.
     - Any other callable is wrapped in a TensorDictModule. Its inputs are the parameters that have names of
       observations. If there are none, its only required parameter gets the only observation.
@@ -351,8 +363,10 @@ def wrap_policy(policy: Any, env: Env, observation_keys: Sequence[NestedKey]) ->
         observation_keys: the keys of the environment's observations.
 
     Raises:
-        InvalidTypeError: if the parameters can't be matched with observations (also a TypeError).
-        PolicyError: if the object has in_keys and out_keys but isn't a TensorDict module (also a RuntimeError).
+        InvalidTypeError: if `policy` isn't callable, or the parameters can't be matched with observations (also a
+            TypeError).
+        PolicyError: if an object with one parameter has in_keys and out_keys but isn't a TensorDict module (also a
+            RuntimeError). With another number of parameters this is an `InvalidTypeError`.
     """
     if policy is None:
         return random_policy(env)

@@ -91,7 +91,12 @@ class PlainCall:
         self._call: Callable[..., Any] = module.module if compiler is None else compiler(module.module)
 
     def __call__(self, values: Values) -> None:
-        """Read the inputs from `values` and add the outputs."""
+        """Read the inputs from `values` and add the outputs; arrays and numbers become tensors.
+
+        Raises:
+            PolicyError: if the number of outputs isn't that of the out_keys.
+            KeyError: if an input is absent.
+        """
         arguments = map(values.__getitem__, self.inputs)
         if self._names is None:
             out = self._call(*arguments)
@@ -353,7 +358,9 @@ class ModuleSequence:
 
 
 def members_of(policy: Any, batch_size: torch.Size, compiler: Compiler | None = None) -> list[Member]:
-    """Return the steps of `policy` on a row, in the current context. A policy that can't be split is the only step.
+    """Return the steps of `policy` on a row. A policy that can't be split is the only step.
+
+    Nothing is split while a global hook of modules or tensordict's ``skip_existing`` is active.
 
     Args:
         policy: the callable that a rollout calls on a TensorDict.

@@ -48,7 +48,7 @@ class PolicyCarry(Stateful[CarriedOutputs]):
         return tuple((path, value.detach().clone()) for path, value in self.outputs)
 
     def parse(self, state: Any) -> CarriedOutputs:
-        """Check a saved state and return its outputs, moved to the policy's device."""
+        """Return the outputs in a saved state, copied to the policy's device; raise `SchemaError` if they don't fit."""
         if not isinstance(state, (list, tuple)):
             raise SchemaError(f"load_state_dict: expected a list of a policy's outputs, got {state!r:.100}")
         dims = len(self._batch_size)
@@ -94,8 +94,10 @@ class StepLimit:
     def step(self, skipped: _Array | None = None) -> _Array | None:
         """Count a step; return the episodes that have reached the limit, ``[*batch]`` bool, or None if there are none.
 
+        Counts continue past the limit until `restart`.
+
         Args:
-            skipped: environments that were reset instead of stepped, ``[*batch]`` bool.
+            skipped: environments that were reset instead of stepped, ``[*batch]`` bool; their counts become 0.
         """
         if self._max_steps is None:
             return None
@@ -151,7 +153,7 @@ class Lease:
         return self._usage.holder is self
 
     def give_up(self) -> None:
-        """End the lease."""
+        """End the lease, or the lease of another rollout that uses the environment now."""
         self._usage.direct()
 
 
@@ -238,7 +240,7 @@ class Stepper(Stateful[Carry]):
     # ----------------------------------------------------------------- carry
     @abstractmethod
     def schema(self) -> Schema:
-        """Return the columns that the stepper writes, root and ``next``. Resets first if there is no carry.
+        """Return the columns that the stepper writes, root and ``next``. Resets first without a carry (see `reset`).
 
         A stepper with steps that are no frames also has and writes the column ``("collector", "mask")``, bool, one
         value per step. It is False where an environment was only reset.
@@ -246,7 +248,11 @@ class Stepper(Stateful[Carry]):
 
     @abstractmethod
     def reset(self, mask: torch.Tensor | None = None) -> None:
-        """Reset all environments, or only where `mask` (bool, ``batch_size``) is True; the results become the carry."""
+        """Reset all environments, or only where `mask` (bool, ``batch_size``) is True; the results become the carry.
+
+        Raises:
+            StepFault: if the environment raised or broke its declaration.
+        """
 
     @abstractmethod
     def root(self) -> dict[Path, Leaf]:
@@ -274,7 +280,11 @@ class Stepper(Stateful[Carry]):
         return Carry({path: leaf.clone() for path, leaf in self.root().items()}, self.steps)
 
     def parse(self, state: Any) -> Carry:
-        """Check a saved state and return its carry; see `Stateful`. An environment without a carry is reset first."""
+        """Check a saved state and return its carry; see `Stateful`. A stepper without a carry resets first.
+
+        Raises:
+            SchemaError: if the state doesn't fit.
+        """
         reader, size = StateReader(state, "a stepper's carry"), self.batch_size
         leaves, schema = reader.part("root"), self.schema()
         root: dict[Path, Leaf] = {}
@@ -288,7 +298,7 @@ class Stepper(Stateful[Carry]):
         return Carry(root, reader.tensor("steps", torch.int64, size))
 
     def adopt(self, value: Carry) -> None:
-        """Take over a carry."""
+        """Take over a copy of a carry."""
         root = {path: leaf.to(self.device, copy=True) for path, leaf in value.root.items()}
         self.load(record_of(root, self.batch_size, self.device), value.steps.clone())
 
@@ -329,7 +339,7 @@ class Stepper(Stateful[Carry]):
     def run(self, block: Block) -> None:
         """Take all steps of the bound block, whose actions are already written. Nothing reads its rows before the end.
 
-        `Block.num_complete` is the number of complete steps, also after an error.
+        After an error `Block.num_complete` is the number of complete steps. After success the caller sets it.
         """
         step, t = self.step, 0
         try:

@@ -170,7 +170,7 @@ class Conversions:
     def fit(
         self, path: Path, value: torch.Tensor, shape: torch.Size, dtype: torch.dtype, t: int
     ) -> torch.Tensor:
-        """Return an action of row `t` in the declared form.
+        """Return an action of row `t` in the declared form; keep a copy of a converted value for `check`.
 
         Raises:
             PolicyError: if its shape doesn't fit, or if it is the block's first of its dtype and a value would change.
@@ -253,7 +253,8 @@ class RowWriter:
         """Write `values` into row t.
 
         Raises:
-            PolicyError: if an output is missing, or its shape or dtype doesn't fit.
+            PolicyError: if an output is missing, or its shape or dtype doesn't fit. Other columns of the row may have
+                been written then.
         """
         if self._batched is not None and self._batched.write(t, values) is not None:
             return

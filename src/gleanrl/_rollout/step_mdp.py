@@ -39,11 +39,12 @@ def step_mdp(
 ) -> TensorDictBase:
     """Return the root of the step that follows `tensordict`: the entries of its ``"next"`` and kept root entries.
 
-    The entries aren't copied, and `tensordict` isn't changed. Lazily stacked inputs give a lazy stack.
+    The entries aren't copied, and `tensordict` isn't changed. Root masks at ``"_reset"`` are dropped. Lazily stacked
+    inputs give a lazy stack.
 
     Args:
         tensordict: the result of `env.step`, ``[*batch]``.
-        next_tensordict: a TensorDict to write the result into; None for a new one.
+        next_tensordict: a TensorDict to write the result into, which keeps its other entries; None for a new one.
         keep_other: whether to keep root entries that ``"next"`` doesn't replace.
         exclude_reward: whether to drop rewards.
         exclude_done: whether to drop `done_keys`; other flags are kept.
@@ -115,7 +116,8 @@ def step_on(
     """Step again the environments that took the last step and whose trajectories haven't ended.
 
     Args:
-        root: root of the last step. Its ``"_step"`` mask, if any, marks the environments that took that step.
+        root: root of the last step. Its ``"_step"`` mask, if any, marks the environments that took that step. If an
+            environment is stepped, `outcome` is set as its ``"next"``.
         outcome: outcome of the last step.
         actions: the next actions, by key.
         env: the environment to step.
@@ -204,7 +206,7 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def paths_of(keys: NestedKey | Sequence[NestedKey]) -> set[Path]:
-    """Return the paths of one key or several keys."""
+    """Return the paths of one key or several keys. A tuple is one nested key, a list holds several keys."""
     if isinstance(keys, (str, tuple)):
         return {as_path(keys)}
     return {as_path(key) for key in keys}

@@ -224,7 +224,13 @@ class TensorDictStepper(Stepper):
 
     # ------------------------------------------------------------------ state
     def reset(self, mask: torch.Tensor | None = None) -> None:
-        """Reset all environments, or only where `mask` is True."""
+        """Reset all environments, or only where `mask` is True. Without a carry all are reset.
+
+        The results become the carry, and the lease is taken. An error leaves no carry.
+
+        Raises:
+            StepFault: if the environment raised.
+        """
         try:
             if mask is None or self._carry is None:
                 self._carry = self.env.reset()
@@ -250,7 +256,7 @@ class TensorDictStepper(Stepper):
         return torch.from_numpy(self._limit.counts.copy())
 
     def load(self, root: TensorDictBase, steps: torch.Tensor | None = None) -> None:
-        """Take `root` as the carry."""
+        """Take a shallow copy of `root`, without ``"next"`` and masks, as the carry; also take the lease."""
         self.lease.take()
         self._carry = root.exclude("next", "_reset").copy()
         self._limit.counts[...] = 0 if steps is None else steps.numpy()
@@ -277,7 +283,14 @@ class TensorDictStepper(Stepper):
         return [path for path in self.schema().paths if path[-1] == "done" and path[0] != "next"]
 
     def schema(self) -> Schema:
-        """Return the root and next columns, with the dtypes that the specs declare."""
+        """Return the root and next columns, with the dtypes that the specs declare. Resets first without a carry.
+
+        The first call warns of undeclared entries (`UndeclaredKeyWarning`) and other dtypes (`CastWarning`).
+
+        Raises:
+            StepFault: if that reset failed.
+            EnvironmentContractError: if the root lacks a declared entry, or has one in another shape.
+        """
         if self._schema is not None:
             return self._schema
         if self._carry is None:
@@ -339,7 +352,12 @@ class TensorDictStepper(Stepper):
 
     # ------------------------------------------------------------------- loop
     def bind(self, block: Block, actions_ready: bool, primed: Collection[Path] = ()) -> None:
-        """Write into `block` from now on; copy the carry into its row 0."""
+        """Write into `block` from now on; copy the carry into its row 0. Resets first if there is no carry.
+
+        Raises:
+            StepFault: if that reset failed.
+            EnvironmentContractError: if an entry of the carry isn't as declared.
+        """
         if self._carry is None:
             self.reset()
         if block is not self._block or primed != self._primed_before:
@@ -397,7 +415,14 @@ class TensorDictStepper(Stepper):
         self._block, self._primed_before = block, primed
 
     def step(self, t: int) -> None:
-        """Step all environments with the actions of row `t`."""
+        """Step all environments with the actions of row `t`, and reset ended ones if the rules say so.
+
+        An environment with its own `step` or `maybe_reset` always gets a call of `maybe_reset` then. An error drops the
+        carry.
+
+        Raises:
+            StepFault: if the environment raised or broke its declaration.
+        """
         during = "step"
         carry = self._carry
         assert carry is not None

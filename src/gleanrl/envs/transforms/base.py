@@ -263,7 +263,7 @@ class Transform(Contained):
     - ``close()`` is called when the environment is closed.
 
     In rollouts the hooks get a `Row`: the tensors of one row of a block. This isn't so if a transform of the chain
-    overrides `_call`, `_step`, `_reset` or a hook for inputs: the whole chain then gets TensorDicts, which is slower. A
+    overrides `_call`, `_step`, `_reset` or a hook for inputs. The whole chain then gets TensorDicts, which is slower. A
     class may declare ``on_rows = True`` if its hooks use only `get`, `set` and `pop`. They then get a `Row` too.
 
     A transform belongs to one container (a `Compose` or a `TransformedEnv`). Not thread-safe.

@@ -23,7 +23,7 @@ class TensorDictPrimer(Transform):
     """Adds entries at each reset of an environment, or to sampled batches of a buffer that lack them.
 
     In a step, the environment may return such an entry itself. If it doesn't, the outcome gets the value that the
-    policy wrote below ``"next"``, or else the value in the root, or else an initial value.
+    policy wrote below ``"next"``, or else the value in the root. If there is neither, it gets an initial value.
 
     Args:
         primers: the specs of the entries, as a composite spec or a mapping by key. They are for a single environment,
