@@ -45,15 +45,15 @@ class Dump:
             self._job.run()
 
     def done(self) -> bool:
-        """Return whether the dump has ended, with or without an error."""
+        """Return whether the dump has ended, with or without an error; `UnsupportedError` in a forked child."""
         self._check_process()
         return self._job.ended
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the dump has ended.
+        """Wait until the dump has ended. Each call raises the dump's error.
 
         Args:
-            timeout: seconds; None for no limit.
+            timeout: seconds; None for no limit, which also makes the dump faster.
 
         Returns:
             Whether the complete checkpoint is on the disk; False after a timeout.
@@ -61,6 +61,7 @@ class Dump:
         Raises:
             CheckpointError: a part of the state can't be saved, or another process writes there.
             OSError: the disk is full, or fails.
+            UnsupportedError: this process is a forked child of the process that made the dump.
         """
         self._check_process()
         if timeout is None:
@@ -72,12 +73,18 @@ class Dump:
         return True
 
     def settle(self) -> None:
-        """Wait until the dump has ended; raise its error unless `wait` has already raised it."""
+        """Wait until the dump has ended; raise its error unless `wait` has already raised it.
+
+        A forked child returns at once.
+        """
         if self._process == os.getpid() and not (self._reported and self._job.ended):
             self.wait()
 
     def end(self) -> None:
-        """Wait until the dump has ended, and ignore its error. A load then finds its checkpoint, or an earlier one."""
+        """Wait until the dump has ended, and ignore its error. A load then finds its checkpoint, or an earlier one.
+
+        A forked child returns at once.
+        """
         if self._process == os.getpid():
             self._hurry.set()
             self._job.join()

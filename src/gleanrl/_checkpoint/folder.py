@@ -90,6 +90,9 @@ class Folder:
 
         Data that the newest checkpoint already has become links to its files. Each checkpoint is complete by itself.
 
+        Rows in the state (`SavedRows`) are closed at the end, also after an error. Files that can't be removed only
+        give a warning.
+
         Args:
             kind: the kind of the state's owner.
             state: a value of the kinds that `tree_codec` lists.
@@ -97,9 +100,10 @@ class Folder:
             aside: an event for a background commit; see `FileWriter`.
 
         Raises:
-            CheckpointError: the state can't be saved; or another process is writing, which the message names; or the
-                folder holds checkpoints of another kind.
+            CheckpointError: the state can't be saved; or another process or thread is writing, which the message names;
+                or the folder holds checkpoints of another kind, or is a file.
             OSError: the disk is full, or fails. The incomplete checkpoint is removed.
+            InvalidArgumentError: `keep` is below 1.
         """
         try:
             return self._alone(partial(self._commit, kind, state, positive("keep", keep), aside))
@@ -271,7 +275,8 @@ class Folder:
             IncompleteCheckpointError: the folder holds no complete checkpoint.
             CorruptCheckpointError: all checkpoints are damaged; the message names the files.
             IncompatibleCheckpointError: a later release wrote the newest one.
-            CheckpointError: a writer removed each checkpoint while it was read.
+            CheckpointError: a writer removed each checkpoint while it was read, or the path is a file.
+            Exception: any other error of `take`.
         """
         flag("verify", verify)
         skipped: dict[str, str] = {}
@@ -304,7 +309,9 @@ class Folder:
 def expecting(
     path: os.PathLike[str] | str, kind: str, take: Callable[[dict[str, Any]], Any]
 ) -> Callable[[str, Any], None]:
-    """Return a callback for `Folder.load` that accepts the state of one kind only.
+    """Return a callback for `Folder.load` that accepts the state of one kind only, and returns None.
+
+    For any other state the callback raises `IncompatibleCheckpointError`, so that no older checkpoint is tried.
 
     Args:
         path: the folder that the user gave, for messages.
@@ -323,7 +330,7 @@ def expecting(
 
 
 def read(path: Path, verify: bool = True, take: Callable[[str, Any], Any] | None = None) -> tuple[str, Any]:
-    """Return the kind and state of one checkpoint; see `Folder.load`.
+    """Return the kind of one checkpoint, and its state or the result of `take`; see `Folder.load`.
 
     Raises:
         CorruptCheckpointError: the checkpoint is damaged; the message names the file.

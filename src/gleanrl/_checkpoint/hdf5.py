@@ -124,7 +124,10 @@ def _rows(column: torch.Tensor | ArrayPieces, start: int, stop: int, dtype: np.d
 
 
 def is_foreign(data: Array) -> bool:
-    """Return whether the bytes are a whole file of another program, rather than a damaged file of this library."""
+    """Return whether the bytes belong to another program, rather than to a damaged file of this library.
+
+    Bytes count as damage if they begin like this library's head, have HDF5's signature behind it, or are all zero.
+    """
     head = data[: len(_MAGIC)].tobytes()
     behind = data[_HEAD_BYTES : _HEAD_BYTES + len(_SIGNATURE)].tobytes()
     return not _MAGIC.startswith(head) and behind != _SIGNATURE and bool(data.any())

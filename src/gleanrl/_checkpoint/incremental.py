@@ -162,7 +162,7 @@ _UNSYNCED_BYTES = 1 << 28  # the same limit in bytes
 
 
 class Pack:
-    """A data file to which one thread at a time appends extents.
+    """A data file to which one thread at a time appends extents. The constructor creates the file.
 
     Args:
         number: the number of the file.
@@ -225,7 +225,8 @@ class Packs:
     def pack(self, room: int) -> Iterator[Pack]:
         """Provide a pack that only this ``with`` block uses.
 
-        A pack of `room` bytes or more is full and isn't provided again.
+        A pack of `room` bytes or more is full and isn't provided again. After an error in the block, its file is
+        closed, and the checkpoint can't be completed.
         """
         try:
             pack = self._begun.pop()
@@ -242,7 +243,7 @@ class Packs:
             self._end(pack)
 
     def own(self, name: str, fill: Callable[[NewFile], tuple[int, ...]]) -> Extent:
-        """Write a separate file with one extent; return the extent.
+        """Write a separate file with one extent; return the extent, which is empty if the file is.
 
         Args:
             name: the name of the file. If it is taken, the file's number is put before it.
@@ -274,6 +275,8 @@ class Packs:
     def link(self, file: int) -> int | None:
         """Link a file of the earlier checkpoint; return the number of the link, or None if it can't be linked.
 
+        Later calls for the same file return the same number, and make no further link.
+
         Args:
             file: the number of the file in the earlier checkpoint.
         """
@@ -297,7 +300,7 @@ class Packs:
         return self._links.get(file, file) is None
 
     def add(self, name: str, data: bytes) -> None:
-        """Write a further file that isn't a data file, such as the manifest."""
+        """Write a further file that isn't a data file, such as the manifest; `sync` syncs it."""
         self._unsynced.append(NewFile(f"{self._folder}/{name}", [data]))
 
     def start(self) -> None:
@@ -315,7 +318,10 @@ class Packs:
             self._sync_batch(unhurried)
 
     def sync(self, unhurried: bool) -> None:
-        """Return once all written files are on the disk, with their names."""
+        """Sync all files, full or not, and return once they are on the disk with their names.
+
+        A file that can't be synced is removed, and the call raises `OSError`.
+        """
         while self._begun:
             self._end(self._begun.pop())
         while len(self._unsynced) > _UNSYNCED:

@@ -105,7 +105,7 @@ class Extents:
         """Return the extents at these positions, ``(k,)`` int64."""
         blocks = self.blocks
         starts, counts = (blocks.cumsum() - blocks)[numbers], blocks[numbers]
-        # The position of each checksum within its extent: 0, 1, … for each of them.
+        # The position of each checksum within its extent: 0, 1, … anew in each extent.
         within = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
         return Extents(self.places[numbers], self.checksums[np.repeat(starts, counts) + within])
 
@@ -177,7 +177,7 @@ HDF5: Migrations = {1: lambda tree: tree}
 
 
 def migrated(tree: Tree, newest: int, steps: Migrations, name: str) -> Tree:
-    """Return a tree converted to the newest format.
+    """Return a tree converted to the newest format; the given tree may be changed.
 
     Args:
         tree: a tree of any format, with its number under ``"format"``.

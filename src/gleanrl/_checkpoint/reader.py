@@ -60,7 +60,7 @@ class FileReader:
                 raise CorruptCheckpointError(f"{path}: expected {file.size} bytes, got {size}")
 
     def fill(self, tree: Any, unread: bool = False) -> None:
-        """Read the arrays of a state's tree, and replace each reference in the tree by its array.
+        """Read the arrays of a state's tree, and replace each reference in the tree by its array, ``(n,)`` uint8.
 
         Args:
             tree: the tree of a state.
@@ -155,7 +155,7 @@ class FileReader:
         return array
 
     def rows(self, first: int, layout: SegmentLayout, identity: str) -> Stored:
-        """Return rows that will be read later.
+        """Return rows that will be read later. Their extents must belong to no array and no other rows.
 
         Args:
             first: the number of the extent of their first segment.
@@ -279,7 +279,7 @@ class Stored(Segmented):
 
 
 def spread(columns: Iterable[tuple[Unread | torch.Tensor, Sequence[Target]]]) -> None:
-    """Copy rows of columns to their targets, from files or from memory.
+    """Copy rows of columns to their targets, from memory first and then from files.
 
     Raises:
         CorruptCheckpointError: a file is damaged. The targets may be partly overwritten then.
@@ -325,7 +325,7 @@ def _table(pieces: Sequence[tuple[int, int]]) -> Array:
 
 
 def _read_all(parts: Iterable[Reading]) -> None:
-    """Read parts of files in batches."""
+    """Read parts of files in batches; raise `CorruptCheckpointError` at the first damage."""
     for some in _batches(parts):
         threads = _THREADS if sum(part.size for part in some) > _FEW_BYTES else 1
         damage = read_files(some, BLOCK_BYTES, threads)

@@ -74,7 +74,7 @@ class SegmentLayout:
         return number * self.step, min((number + 1) * self.step, self.rows)
 
     def touched(self, start: int, stop: int) -> range:
-        """Return the segments that contain any of the rows ``[start, stop)``."""
+        """Return the segments that contain any of the rows ``[start, stop)``; rows from `rows` on don't count."""
         stop = min(stop, self.rows)
         return range(start // self.step, -(-stop // self.step)) if start < stop else range(0)
 
@@ -250,7 +250,7 @@ class SavedRows(Segmented):
         """Declare that no segment is needed any more. Further calls have no effect."""
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return all columns in memory."""
+        """Return all columns in new CPU memory, and close the rows, also after an error."""
         columns = self.layout.empty()
         self.begin()
         try:
@@ -266,9 +266,9 @@ class SavedRows(Segmented):
 
 
 def empty_columns(fields: Sequence[tuple[torch.dtype, tuple[int, ...]]], rows: int) -> list[torch.Tensor]:
-    """Return memory for columns on the CPU, ``[rows, *shape]`` each.
+    """Return zeroed memory for columns on the CPU, ``[rows, *shape]`` each.
 
-    All columns share one array. A large array uses large pages, which then also serve the short columns.
+    All columns share one array, as views. A large array uses large pages, which then also serve the short columns.
     """
     sizes = [rows * dtype.itemsize * math.prod(shape) for dtype, shape in fields]
     starts = [*accumulate(map(_aligned, sizes), initial=0)]

@@ -40,7 +40,7 @@ _LARGEST_INTEGER = 2**63
 
 
 def encoded(tree: Any) -> bytes:
-    """Return the JSON bytes of a tree of null, booleans, numbers, strings, lists and dictionaries."""
+    """Return the JSON bytes of a tree of null, booleans, finite numbers, strings, lists and dictionaries."""
     return json.dumps(tree, allow_nan=False, separators=(",", ":")).encode()
 
 
@@ -132,7 +132,7 @@ class Attachment:
 
     @cached_property
     def data(self) -> Array:
-        """The bytes, in memory."""
+        """The bytes, in memory; a function as the content is called at the first access only."""
         if not callable(self.content):
             return self.content
         file = io.BytesIO()
@@ -269,7 +269,8 @@ class Encoder:
             depth: the depth of nesting.
 
         Raises:
-            CheckpointError: the value can't be saved; the message names its path and type.
+            CheckpointError: the value can't be saved. The message names its path and type; for a tensor only its dtype,
+                or its device and layout. Tensors before it were stored already.
         """
         if depth > _MOST_DEPTH:
             raise CheckpointError(f"{where[:100]}…: it's nested more than {_MOST_DEPTH} times")
@@ -478,7 +479,8 @@ def layout_of(tree: Mapping[str, Any]) -> tuple[SegmentLayout, int, str]:
     """Return the layout of rows, the number of their first extent, and their identity.
 
     Raises:
-        CorruptCheckpointError: the tree doesn't describe rows.
+        CorruptCheckpointError: the tree doesn't describe rows. A missing key, or another kind of value, may raise
+            `LookupError`, `TypeError` or `ValueError` instead.
     """
     first, rows, step = _sizes([tree["$rows"], tree["rows"], tree["step"]])
     identity, fields = tree["id"], tree["fields"]

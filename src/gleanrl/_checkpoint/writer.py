@@ -26,7 +26,8 @@ from gleanrl.errors import CheckpointError
 
 FILE_BYTES = 1 << 26
 """A file of this size is full, and so is an extent of small arrays."""
-# Files that the data are divided into, and the smallest size of such a file.
+# The data are divided into about 8 files, each between the next number and `FILE_BYTES`. A link keeps a whole file, so
+# several files leave less garbage. Few files need few syncs.
 _FILES, _LEAST_FILE_BYTES = 8, 1 << 22
 _COARSE_BYTES = 1 << 26  # A larger array is cut into larger pieces.
 _PIECE_BYTES = 1 << 18  # bytes of one comparison
@@ -119,7 +120,7 @@ class FileWriter:
         self._packs.close()
 
     def store(self, data: Array) -> list[list[int]]:
-        """Add the bytes of an array; return their future position. The caller must not change them before `write`.
+        """Add the bytes of an array; return their future position. The caller must not change them until `write` ends.
 
         Returns:
             ``[extent, offset, bytes]`` for each piece, in order.
@@ -162,7 +163,7 @@ class FileWriter:
         return [[job.number, 0, job.size] for job in jobs]
 
     def attach(self, attachment: Attachment) -> list[list[int]]:
-        """Write an attachment to a separate file now; return its position, as `store` does.
+        """Write an attachment to a separate file now; return its position, as `store` does. `sync` syncs the file.
 
         Raises:
             CheckpointError: its name isn't valid for an attachment.
@@ -220,7 +221,10 @@ class FileWriter:
     def write(self) -> tuple[tuple[DataFile, ...], Extents]:
         """Write the data that the earlier checkpoint lacks, link the rest, and return files and extents.
 
-        New files are on the disk only after `sync`.
+        New files are on the disk only after `sync`. All rows are closed at the end, also after an error.
+
+        Raises:
+            OSError: the disk is full, or fails.
         """
         total = sum(job.size for job in self._jobs) + sum(extent.size for extent in self._extents.values())
         total += sum(rows.source.layout.total for rows in self._rows)
@@ -309,7 +313,7 @@ class FileWriter:
         return Earlier(path, kind, self._packs.files, arrays, tables)
 
     def add(self, name: str, data: bytes) -> None:
-        """Write a further file that isn't a data file."""
+        """Write a further file that isn't a data file; `sync` syncs it."""
         self._packs.add(name, data)
 
     def sync(self) -> None:
@@ -384,7 +388,7 @@ class FileWriter:
 
 
 def _has(path: str, extent: Extent, pieces: list[Array]) -> bool:
-    """Return whether an extent of a file has exactly these bytes."""
+    """Return whether an extent of a file has exactly these bytes; False if the file can't be read."""
     try:
         with files.reading(path) as file:
             at, buffer = extent.offset, np.empty(_PIECE_BYTES, np.uint8)

@@ -272,8 +272,8 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
 def remove_abandoned(folder: Path, names: Iterable[str], kind: str) -> None:
     """Remove drafts that `replace_file` left in a folder because its process was killed.
 
-    Drafts in use are locked and stay. An entry with such a name that isn't a plain file (a directory, a link, a pipe)
-    was made by another program, and stays.
+    Drafts in use are locked and stay. So do drafts that this process has no permission to open or remove. An entry with
+    such a name that isn't a plain file (a directory, a link, a pipe) was made by another program, and stays.
 
     Args:
         folder: The folder.

@@ -94,7 +94,7 @@ def sleep(seconds: float) -> None:
 
 
 def await_item(queue: SimpleQueue[Any], seconds: float | None) -> None:
-    """Wait for an item in `queue` and take it, or return after `seconds`; None waits without limit."""
+    """Wait for an item in `queue`, remove and drop it, or return after `seconds`; None waits without limit."""
     _clock.await_item(queue, seconds)
 
 
@@ -127,7 +127,10 @@ class Pace:
         self._since = time.thread_time()
 
     def keep(self) -> None:
-        """Rest in proportion to the processor time used since the last rest."""
+        """Rest in proportion to the processor time used since the last rest, unless it is below 1 ms.
+
+        Only the thread that created this object may call this.
+        """
         used = time.thread_time() - self._since
         if used >= _LEAST_SECONDS:
             sleep(used * self._rest)

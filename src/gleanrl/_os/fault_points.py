@@ -55,7 +55,7 @@ _active: tuple[Mapping[str, At], Visits] | None = None
 
 
 def point(name: str) -> None:
-    """Mark a place where a test can inject a fault. Does nothing unless a test planned one for `name`.
+    """Mark a place where a test can inject a fault. Inside `inject`, count the visit, and run an action that is due.
 
     Args:
         name: The action that follows, as ``area.action``.

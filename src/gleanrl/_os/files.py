@@ -146,7 +146,9 @@ def create_file(path: Path, num_bytes: int) -> None:
 
 
 def nameless_file(folder: Path) -> int:
-    """Return the descriptor of a new file without a name. The operating system frees it with its last user.
+    """Return the descriptor of a new file without a name, which the caller closes.
+
+    The operating system frees the file with its last user.
 
     Args:
         folder: A folder on the file system that shall hold the file.
@@ -291,7 +293,7 @@ def sync_dir(path: Path) -> None:
 
 
 def rename(path: Path, to: Path) -> None:
-    """Rename a file or a directory within its file system, atomically.
+    """Rename a file or a directory within its file system, atomically; a file at `to` is replaced.
 
     Raises:
         OSError: The operating system refuses.
@@ -337,7 +339,7 @@ def is_dir(path: Path) -> bool:
 
 
 def is_plain(path: Path) -> bool:
-    """Return whether the path is a plain file, and not a link to one."""
+    """Return whether the path is a plain file, and not a link to one; False if it doesn't exist."""
     try:
         return stat.S_ISREG(os.lstat(path).st_mode)
     except FileNotFoundError:
@@ -435,7 +437,7 @@ def temporary_dir(prefix: str) -> tempfile.TemporaryDirectory[str]:
 
 
 def write_all(file: int, pieces: Iterable[Any]) -> int:
-    """Write all pieces with as few calls as possible.
+    """Write all pieces at the file's current position, with as few calls as possible.
 
     Each call releases the interpreter's lock and has to wait for it again.
 

@@ -97,7 +97,10 @@ class Launcher:
         return self._process is None or self._process.poll() is None
 
     def close(self) -> None:
-        """End the launcher and all processes that it started."""
+        """End the connection, and with it the launcher and all processes that it started.
+
+        In a worker, only the processes that the worker requested end. In a forked child of the program, none ends.
+        """
         self._end()
 
     def _ask(
@@ -147,7 +150,7 @@ _preloaded: list[str] = []
 
 
 def preload(module: str) -> None:
-    """Make launchers that start from now on import a module before they fork."""
+    """Make launchers that this process starts from now on import a module before they fork."""
     _preloaded.append(module)
 
 
@@ -158,6 +161,8 @@ _starting = ForkSafeLock()
 
 def current(entry: str, preload: Sequence[str]) -> Launcher:
     """Return the program's launcher. Start one if there is none, or if it has ended.
+
+    The arguments count only at a start; a launcher that runs keeps its own.
 
     Args:
         entry: ``module:function`` that workers run (see `fork_server_main.Entry`).

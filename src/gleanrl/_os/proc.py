@@ -91,10 +91,10 @@ def cpu_count() -> int:
 
 
 def run_on(cpus: Collection[int]) -> None:
-    """Restrict this process and its later children to some processors.
+    """Restrict the calling thread, and the threads and processes that it starts later, to some processors.
 
     Raises:
-        OSError: the process may run on none of them.
+        OSError: the thread may run on none of them.
     """
     os.sched_setaffinity(0, cpus)
 
@@ -166,7 +166,7 @@ def peak_memory() -> int:
 
 
 def descriptors_left() -> int:
-    """Return how many more files this process may open."""
+    """Return how many more files this process may open; `sys.maxsize` without a limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft - len(os.listdir("/proc/self/fd"))
 

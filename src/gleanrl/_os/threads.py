@@ -55,7 +55,7 @@ class Job(Generic[Result]):
             self._pending.release()
 
     def wait(self, seconds: float) -> bool:
-        """Wait up to `seconds` for the end of the call; return whether it has ended."""
+        """Wait up to `seconds` for the end of the call; return whether it has ended, with or without an error."""
         deadline = Deadline(seconds)
         while not self.ended and not deadline.passed():
             sleep(_SECONDS_BETWEEN_LOOKS)
@@ -77,9 +77,10 @@ class Job(Generic[Result]):
 class Workers:
     """Threads that make calls in the order of `start`.
 
-    They start with the first call and end with this object. The interpreter's exit waits for them, because a thread
-    that wakes up later crashes the process. A forked child has none of the threads. It starts its own at its next call,
-    and the earlier calls stay with the parent.
+    One more thread starts with each of the first `count` calls. The threads end with this object, after all its calls.
+    The interpreter's exit drops calls that haven't begun, and waits for the threads, because a thread that wakes up
+    later crashes the process. A forked child has none of the threads. It starts its own at its next call, and the
+    earlier calls stay with the parent.
 
     Not thread-safe: its owner locks.
 
@@ -106,7 +107,7 @@ class Workers:
         return self._process != os.getpid()
 
     def start(self, call: Callable[[], Result]) -> Job[Result]:
-        """Let a thread make a call, and return its job."""
+        """Let a thread make a call, and return its job at once."""
         if self.forked:
             self._process = os.getpid()
             self._open()
@@ -210,7 +211,7 @@ class Waiter:
         self._calls.put(None)
 
     def wait(self, deadline: Deadline) -> None:
-        """Wait for `wake`, or until the deadline."""
+        """Wait for `wake`, or until the deadline. Each `wake` ends one wait; it also ends a wait that begins later."""
         await_item(self._calls, deadline.remaining())
 
     def close(self) -> None:
@@ -223,7 +224,6 @@ class Activity:
     """The state of a thread's repeated work, for other threads.
 
     The state says whether other threads wait for the work (`hurried`), and whether it is over.
-
 
     While another thread waits for it, the thread should not wait itself (otherwise: deadlock). No thread should wait
     for an activity that is over. Any thread may call any method.
@@ -240,12 +240,12 @@ class Activity:
         self.hurried = self.over = False
 
     def hurry(self) -> None:
-        """Ask the thread not to wait."""
+        """Ask the thread not to wait: set `hurried`, and end and remove all waits within the activity and for it."""
         self.hurried = True
         self._wake()
 
     def end(self) -> None:
-        """Announce that the activity is over."""
+        """Announce that the activity is over: set `over`, and end and remove all waits within it or for it."""
         self.over = True
         self._wake()
 
@@ -278,7 +278,7 @@ def ending() -> bool:
 
 
 def _end_all() -> None:
-    """End all threads, and wait until they have ended."""
+    """Drop the calls of all `Workers` that haven't begun, end their threads, and wait until they have ended."""
     global _ending
     _ending = True
     # First the activities, so that no worker's job waits for another thread while it is joined below.

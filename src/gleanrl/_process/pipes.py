@@ -113,7 +113,7 @@ class WorkerEnd:
 
 
 class OwnerEnd:
-    """The owner's end. It never waits without a deadline. For one thread at a time.
+    """The owner's end. For one thread at a time. The constructor makes `writing` non-blocking.
 
     Args:
         reading: descriptor to read from.
@@ -139,7 +139,7 @@ class OwnerEnd:
         return bool(self.inbox) and not self.inbox[-1]
 
     def take(self) -> tuple[bytes, bytes] | None:
-        """Return the next whole answer and drop it; see `first`."""
+        """Return the next whole answer and drop it; see `first`, also for its error."""
         found = self.first()
         if found is not None:
             self.drop()
@@ -162,7 +162,7 @@ class OwnerEnd:
         return data[:1], data[_HEAD:size]
 
     def drop(self) -> None:
-        """Remove the answer that `first` returned from the inbox."""
+        """Remove the answer that `first` returned from the inbox; call it only after `first` has returned one."""
         inbox = self.inbox
         data = b"".join(inbox)
         end = [b""] if self.has_ended else []
@@ -186,7 +186,7 @@ class OwnerEnd:
 
         Raises:
             ChannelClosed: the worker has ended.
-            ChannelFull: the deadline passed.
+            ChannelFull: the deadline passed. A part of the message may be in the pipe then (see `is_midway`).
         """
         self._outgoing = memoryview(_framed(data)), []
         self._push(deadline)
@@ -198,7 +198,7 @@ class OwnerEnd:
 
         Raises:
             ChannelClosed: the worker has ended.
-            ChannelFull: the deadline passed.
+            ChannelFull: the deadline passed; the rest is still missing.
         """
         if self._outgoing[1]:
             self._push(deadline)

@@ -39,7 +39,8 @@ class RayRuntime:
 
     If Ray doesn't run in this process, the first share starts it, or joins a cluster. `init_config` or the environment
     variable ``RAY_ADDRESS`` names the cluster. The release of the last share shuts Ray down again, with everything that
-    runs there. A Ray runtime that was already running is never shut down.
+    runs there. A Ray runtime that was already running is never shut down. If Ray runs already, another `init_config`
+    than that of its start has no effect and gives a warning.
 
     Args:
         init_config: arguments of `ray.init`; None for none.
@@ -98,7 +99,7 @@ class RayRuntime:
             raise ClosedError("Ray was shut down, and with it all actors: make a new collector or buffer")
 
     def release(self) -> None:
-        """Release the share. Further calls have no effect."""
+        """Release the share; the last one shuts down a Ray runtime that was started here. Further calls do nothing."""
         with _lock.lock:
             if self.ended:
                 return

@@ -38,7 +38,7 @@ class Report:
 
     @classmethod
     def of(cls, error: BaseException) -> Report:
-        """Return the report of `error`."""
+        """Return the report of `error`. To see whether it can be restored, the exception is pickled and unpickled."""
         text = f"{type(error).__name__}: {error}"
         return cls(_bytes(error), text, "".join(traceback.format_exception(error)).rstrip())
 

@@ -44,7 +44,10 @@ class PickledBatch:
         self._data = data
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return the constructor and arguments of `Arrived` for pickle."""
+        """Return the constructor and arguments of `Arrived` for pickle.
+
+        The buffers share the memory of large contiguous tensors.
+        """
         file = io.BytesIO()
         packer = _Packer(file)
         packer.dump(self._data)

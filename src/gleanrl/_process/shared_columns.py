@@ -141,7 +141,7 @@ class SharedSegment:
         return region
 
     def block(self, region: Region, number: int = 0) -> Block:
-        """Return a block of a region that the owner laid out.
+        """Return a block of a region that the owner laid out: views of its `number`-th block, from 0.
 
         The block is borrowed: a later rollout overwrites it. Its lists belong to this process alone.
         """
@@ -173,7 +173,7 @@ class SharedSegment:
         return tensor if tensor.dtype is dtype else tensor.view(dtype)
 
     def close(self) -> None:
-        """Close the descriptor. Views stay valid, and the memory is freed with the last one."""
+        """Close the descriptor, if this object made the memory. Views stay valid, and the last one frees the memory."""
         self._owned.close()
         self._data = np.empty(0, np.uint8)
 

@@ -114,7 +114,7 @@ class WorkerPlan:
 
 
 class Worker:
-    """A worker process, the owner's ends of its pipes, and the answers that are due.
+    """A worker process, the owner's ends of its pipes, and the answers that are due. The constructor starts it.
 
     Args:
         index: its number in the pool.
@@ -206,12 +206,14 @@ class Worker:
         return bool(poller.poll(None if left is None else left * 1000))
 
     def terminate(self, number: int = signal.SIGKILL) -> None:
-        """Send a signal to the process if it still lives."""
+        """Send a signal, SIGKILL by default, to the process if it still lives; don't wait for its end."""
         signal_process(self.sentinel, number)
 
     # ----------------------------------------------------------------- reports
     def crash(self, doing: str) -> WorkerCrashedError:
         """Return the error for an ended process; it says how the process ended and where it was at work.
+
+        The call empties the file of stacks. It waits up to 5 s for the exit code.
 
         Args:
             doing: a description of its work.
@@ -227,7 +229,7 @@ class Worker:
         return WorkerCrashedError("; ".join(lines) + (f"\nIts stack at the end:\n{stack}" if stack else ""))
 
     def timeout(self, doing: str, seconds: float) -> WorkerTimeoutError:
-        """Return the error for a process that makes no progress; it contains the Python stack.
+        """Return the error for a process that makes no progress; it contains the Python stack (see `stack`).
 
         Args:
             doing: a description of its work.
@@ -238,7 +240,10 @@ class Worker:
         )
 
     def stack(self) -> str:
-        """Return the Python stack of the process as text, or the reason why there is none."""
+        """Return the Python stack of the process as text, or the reason why there is none.
+
+        The call sends SIGUSR1 to the process, waits up to 2 s for the text, and empties the file of stacks.
+        """
         if state_of(self.pid) == "T":
             return "It is stopped (by SIGSTOP or a debugger), so that it can't show its stack."
         self._stacks.take()
@@ -253,7 +258,7 @@ class Worker:
         return f"Its Python stack:\n{found}" if found else "It doesn't show its stack."
 
     def close(self) -> None:
-        """Close the owner's descriptors."""
+        """Close the owner's descriptors. A worker that still lives ends when it next uses its pipes."""
         self._owned.close()
 
 

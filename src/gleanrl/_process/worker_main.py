@@ -67,7 +67,10 @@ def _has_accelerators() -> bool:
 
 
 def seed_globals(entropy: Sequence[int]) -> None:
-    """Seed the global generators of torch, NumPy and Python."""
+    """Seed the global generators of torch, NumPy and Python with three different seeds computed from `entropy`.
+
+    If torch was built for accelerators, their generators are seeded, too.
+    """
     state = np.random.SeedSequence(entropy).generate_state(3, np.uint32).tolist()
     if _has_accelerators():
         torch.manual_seed(state[0])
@@ -102,7 +105,7 @@ class WorkerSetting:
     num_threads: int
 
     def apply(self) -> None:
-        """Apply the settings to this process."""
+        """Apply the settings to this process: path, folder, environment variables, threads and random generators."""
         sys.path[:] = self.path
         os.environ.clear()
         os.environ.update(self.environ)
@@ -147,7 +150,7 @@ def run(link: socket.socket, descriptors: Sequence[int]) -> int:
         descriptors: to read from, to write to, for stacks, and of the segment.
 
     Returns:
-        The exit code.
+        The exit code: 0 after the owner stopped the worker or is gone, 1 if the service can't be created.
     """
     reading, writing, stacks, shared = descriptors
     dump_stacks_into(stacks)

@@ -41,6 +41,8 @@ _STOPPING = -1
 def ask_to_end(workers: Sequence[Worker], seconds: float) -> list[BaseException]:
     """Ask each worker to close its service and end, and send SIGTERM to the rest; return the errors of the services.
 
+    All earlier answers are dropped. Workers may still live when the call returns, a second after SIGTERM.
+
     Args:
         workers: the workers of one owner.
         seconds: their common time limit before SIGTERM.
@@ -57,7 +59,7 @@ def ask_to_end(workers: Sequence[Worker], seconds: float) -> list[BaseException]
 
 
 def kill(workers: Sequence[Worker]) -> None:
-    """Kill every worker that still lives."""
+    """Kill every worker that still lives, and wait up to a second for their ends."""
     _signal(workers, signal.SIGKILL)
 
 
@@ -183,7 +185,9 @@ class WorkerPool:
     def post(self, index: int, name: str, *arguments: Any) -> int:
         """Send a request to call a method of a worker's service; return its number.
 
-        A worker serves its requests one by one, in the order of sending.
+        A worker serves its requests one by one, in the order of sending. The call waits until the message is in the
+        pipe. A worker that doesn't read it within its time limit is lost. To a lost worker nothing is sent, but its
+        answer is due.
 
         Raises:
             WorkerError: the arguments can't be pickled; nothing was sent then.
@@ -204,7 +208,7 @@ class WorkerPool:
     def send(self, index: int, code: bytes) -> None:
         """Send a signal to one worker.
 
-        `wait_any` returns its answer, with the number 0. More signals may be sent before.
+        `wait_any` returns its answer, with the number 0. More signals may be sent before. The call doesn't wait.
 
         Raises:
             ClosedError: the pool was closed.
@@ -262,7 +266,10 @@ class WorkerPool:
         return all_done
 
     def forget(self) -> None:
-        """Drop the answers that are still due, because an interrupt kept the owner from waiting for them."""
+        """Drop the answers that are still due, because an interrupt kept the owner from waiting for them.
+
+        After abandoned calls of `signal`, wait until their workers have answered or are lost.
+        """
         for worker in self.workers:
             worker.due.clear()
         # Answers to signals have no numbers. So a request follows each abandoned signal: everything before its answer
@@ -347,7 +354,7 @@ class WorkerPool:
     def wait_all(self) -> list[WorkerAnswer]:
         """Return all due answers, sorted by worker.
 
-        After the loss of a worker, return only the answers up to its loss.
+        After the loss of a worker, return only the answers up to its loss; the others are still due.
         """
         answers: list[WorkerAnswer] = []
         while (answer := self.wait_any()) is not None:
