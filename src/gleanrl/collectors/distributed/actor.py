@@ -59,7 +59,7 @@ class Allowance:
         self._end = 0
 
     def clear(self, spent: int) -> None:
-        """Drop all grants that are left after `spent` frames."""
+        """Drop all grants. Later ones count from `spent` frames on."""
         self._grants, self._end = [], spent
 
     def add(self, grants: Iterable[Grant], spent: int) -> None:
@@ -137,8 +137,9 @@ class Outcome(NamedTuple):
 
     number: int
     frames: int
-    """Frames of the batch."""
+    """Frames of the batch, flagged ones included; 0 if there is no batch."""
     flagged: int
+    """Frames of the batch that are marked as not finite."""
     left: int
     """Frames that are granted and not collected yet, by the orders carried out so far."""
     next_id: int
@@ -154,7 +155,7 @@ class Outcome(NamedTuple):
     is_final: bool = False
     """Whether the exception ended the node's collector."""
     episodes: tuple[Episode, ...] = ()
-    """The last episodes that have ended since the previous order."""
+    """The episodes that have ended since the previous outcome; of more than `NUM_RECENT`, the last ones."""
 
 
 class NodeAnswer(NamedTuple):
@@ -201,7 +202,7 @@ class NodeRecipe:
     offer: Offer | None = None
 
     def made(self, policy: PickledPolicy) -> SourceCollector:
-        """Return the collector, with the given policy or policy factory."""
+        """Make and return the collector, with the given policy or policy factory and an endless budget."""
         found, name = cloudpickle.loads(policy.data), "policy_factory" if policy.is_factory else "policy"
         return self.collector(self.create_env_fn, **self.keywords, **{name: found}, total_frames=-1)  # type: ignore[call-arg]
 
@@ -222,7 +223,10 @@ class CollectorActor:
         self._episodes = 0  # number of ended episodes already reported to the owner
 
     def start(self, recipe: NodeRecipe, policy: PickledPolicy) -> NodeAnswer:
-        """Make the collector and return its `NodeDescription`, or a `Report` of the exception."""
+        """Seed the process, make the collector and return its `NodeDescription`; or return a `Report` of the exception.
+
+        If `recipe` offers to borrow memory, but the machine lacks it, the node lends none.
+        """
         try:
             seed_globals(recipe.entropy)
             self._numbering, self._first_id, self._next_id = (
@@ -284,12 +288,18 @@ class CollectorActor:
                 end.answer(Message(ticket, Report.of(error)))
 
     def collect(self, order: Order) -> tuple[Outcome, PickledBatch | None]:
-        """Carry out an order that came through Ray. Return its outcome, and the batch if there is one to send."""
+        """Carry out an order that came through Ray, after the pipe orders sent before it.
+
+        Return its outcome, and the batch if there is one to send. An exception of the collection is in the outcome.
+        """
         self._carry_out(lambda end: end.orders_before(order.after))
         return self._collected(order)
 
     def _collected(self, order: Order) -> tuple[Outcome, PickledBatch | None]:
-        """Carry out an order; return its outcome, and the batch if there is one to send."""
+        """Carry out an order, once; return its outcome, and the batch if there is one to send.
+
+        An exception is not raised but returned in the outcome.
+        """
         collector, begun = self._collector, clock.monotonic()
         before, packed, report, is_final = collector.stats(), None, None, False
         # If an interrupt hid from the owner that it had sent an order, it sends the order again. Each order is carried
@@ -345,7 +355,10 @@ class CollectorActor:
             source.reset()
 
     def _pack(self, batch: TensorDictBase, part: tuple[int, int]) -> tuple[PickledBatch | None, Contents]:
-        """Give a batch ids that are unique over nodes. Return it, unless it is lent, with its `Contents`."""
+        """Write ids that are unique over nodes into a batch, moved to the CPU.
+
+        Return the batch, or None if it is lent, and its `Contents`.
+        """
         if any(leaf.device.type != "cpu" for _, leaf in iter_leaves(batch) if isinstance(leaf, torch.Tensor)):
             batch = batch.to("cpu")
         ids = batch.get(as_key(IDS)).numpy()
@@ -362,7 +375,10 @@ class CollectorActor:
         return None if location else PickledBatch(batch), Contents(of_all, tuple(under_way), location)
 
     def ask(self, name: str, *arguments: Any, after: int = 0) -> NodeAnswer:
-        """Call one of the methods below by name, after the first `after` orders of the pipe."""
+        """Call one of the methods below by name, after the first `after` orders of the pipe.
+
+        Its exception is returned as a report.
+        """
         self._carry_out(lambda end: end.orders_before(after))
         try:
             method: Callable[..., Any] = getattr(self, name)
@@ -387,11 +403,15 @@ class CollectorActor:
         return {**state, "first_id": self._first_id}
 
     def parse(self, state: Mapping[str, Any], strict: bool) -> None:
-        """Check a saved state."""
+        """Check a saved state; raise an error if it doesn't fit."""
         self._collector.source.loading(_of_collector(state), strict)
 
     def load(self, state: Mapping[str, Any], strict: bool) -> tuple[CollectorStats, tuple[Episode, ...]]:
-        """Load a saved state. Return the counters and the last ended episodes."""
+        """Load a saved state. Return the counters and the last ended episodes.
+
+        Earlier grants are dropped, and the next order loads its weights again. From now on, `first_id` is the larger
+        one of the node and the state.
+        """
         self._collector.load_state_dict(_of_collector(state), strict=strict)
         self._first_id = max(self._first_id, int(state.get("first_id", 0)))
         self._weights = Published()  # the loaded weights belong to no publication
@@ -439,7 +459,7 @@ class NodeMaker:
     num_shared_blocks: int = 0
 
     def started(self, ray: Any, recipe: NodeRecipe, deadline: Deadline) -> Starting:
-        """Start an actor and its collector, configured by `recipe`."""
+        """Start an actor and its collector, configured by `recipe`, and return without waiting for them."""
         offer = Offer.of(self.num_shared_blocks) if self.num_shared_blocks else None
         actor = ray.remote(CollectorActor).options(**self.options).remote()
         return Starting(
@@ -459,7 +479,10 @@ class Starting(NamedTuple):
 
 
 def unlike(found: Mapping[int, NodeDescription], number: int) -> SchemaError | None:
-    """Return an error if a node's batches differ from the batches of the other nodes, else None."""
+    """Return an error if a node's batch size or done flags differ from the first described node's, else None.
+
+    Other keys, shapes and dtypes aren't compared.
+    """
     other = min(found)
     one, first = found[number], found[other]
     if one == first._replace(weights=one.weights, memory=one.memory):

@@ -53,7 +53,8 @@ def class_of(collector_class: Any, num_workers: int, sync: bool = False) -> type
         sync: whether each batch has a share of every node.
 
     Raises:
-        InvalidArgumentError, UnsupportedError: nodes can't use this class, or not with this number of workers.
+        InvalidArgumentError: `collector_class` is no known name.
+        UnsupportedError: nodes can't use this class, or not with this number of workers or with `sync`.
     """
     found = CLASSES.get(collector_class) if isinstance(collector_class, str) else collector_class
     if found is None:
@@ -88,10 +89,11 @@ def class_of(collector_class: Any, num_workers: int, sync: bool = False) -> type
 
 
 def count_of(create_env_fn: Any, num_collectors: Any) -> int:
-    """Return the number of nodes.
+    """Return the number of nodes: `num_collectors`, or else the length of the list `create_env_fn`.
 
     Raises:
         MissingArgumentError: neither argument determines the number.
+        InvalidArgumentError: the list is empty, or `num_collectors` is not a positive integer.
     """
     if num_collectors is not None:
         return positive("num_collectors", num_collectors)
@@ -113,6 +115,10 @@ def environments_of(create_env_fn: Any, count: int, num_workers: int, kwargs: Se
         count: number of nodes.
         num_workers: number of workers of each node; 0 for collectors without workers.
         kwargs: keyword arguments of each node's callables.
+
+    Raises:
+        LengthError: a list has another length.
+        InvalidTypeError, InvalidArgumentError, UnsupportedError: see `factories`.
     """
     found = []
     for entry, entry_kwargs in zip(each("create_env_fn", create_env_fn, count), kwargs, strict=True):
@@ -128,7 +134,8 @@ def keywords_of(collector_kwargs: Any, count: int) -> list[dict[str, Any]]:
     """Return the further keywords of each node's collector.
 
     Raises:
-        InvalidTypeError: an entry is not a dictionary.
+        InvalidTypeError: an entry is neither a dictionary nor None.
+        LengthError: a list has another length than `count`.
         UnsupportedError: a keyword belongs to the collector with nodes.
     """
     found = []
@@ -145,10 +152,11 @@ def keywords_of(collector_kwargs: Any, count: int) -> list[dict[str, Any]]:
 
 
 def options_of_actors(remote_configs: Any, count: int) -> list[dict[str, Any]]:
-    """Return the Ray options of each node's actor.
+    """Return the Ray options of each node's actor, with one CPU as default.
 
     Raises:
-        InvalidTypeError: an entry is not a dictionary.
+        InvalidTypeError: an entry is neither a dictionary nor None.
+        LengthError: a list has another length than `count`.
         UnsupportedError: an option would hand a task of the collector to Ray, such as restarts.
     """
     found = []
@@ -184,6 +192,9 @@ def makers_of_nodes(
         policies: the policy and the policy factory, one of them None. The factory may be a list with one for each node.
         options: Ray options of each actor.
         num_shared_blocks: see `NodeMaker`.
+
+    Raises:
+        InvalidTypeError, LengthError, WorkerError: see `policies_of`.
     """
     count, fleet_number = len(environments), next(_fleets)
     placed = [is_placed(own.get("device"), own.get("policy_device")) for own in keywords]

@@ -44,11 +44,13 @@ class AsynchronousNodes(NodeSource):
         return self.controller.now.counts.batches // self.num_nodes
 
     def next(self, budget: Grants, lend: bool = False) -> Collected:
-        """Return the batch of the next ready node.
+        """Return the batch of the next ready node; wait for one if there is none.
+
+        A batch that is still open is discarded first, and the user's current weights are published.
 
         Raises:
             Exception: the exception of a node. Batches of other nodes are delivered by later calls.
-            WorkerError: a node was lost and is not restarted.
+            WorkerError: a node was lost and is not restarted. All nodes have ended.
         """
         self.lose("interrupted")
         begin = clock.monotonic()
@@ -129,7 +131,10 @@ class AsynchronousNodes(NodeSource):
         return None
 
     def lose(self, reason: str) -> None:
-        """Discard the open batch and the node's later frames, which would otherwise follow a gap."""
+        """Discard the open batch and the node's later frames, which would otherwise follow a gap.
+
+        No effect without an open batch.
+        """
         if self._open is not None:
             self.controller.discard(self._open, reason)
         self._open = None

@@ -61,7 +61,7 @@ class LocalNodes:
         self._memories.pop(number, None)
 
     def __contains__(self, number: int) -> bool:
-        """Return whether a node is on this machine."""
+        """Return whether a node lends its memory to this process."""
         return number in self._memories
 
     def share(self, number: int, location: MemoryLocation) -> NodeShare:
@@ -105,7 +105,7 @@ class LocalNodes:
             self._memories[number].line.drop()
 
     def go_on(self, number: int, actor: Any) -> None:
-        """Make a node attend its pipe again, because it has orders left there."""
+        """Make a node attend its pipe again with the same weights, unless it does, because it has orders left there."""
         self._memories[number].line.attend(actor)
 
     @property
@@ -133,6 +133,8 @@ class NodeController:
     `now` holds the authoritative state. An interrupt comes before or after each change of it, never in between. If an
     interrupt hides that an order was sent, the order is sent again with the same number. The node does not carry it out
     twice.
+
+    The constructor starts the nodes and waits for them; for its errors see `add`.
 
     Args:
         runtime: Ray.
@@ -172,10 +174,10 @@ class NodeController:
 
     # ----------------------------------------------------------------- nodes
     def add(self, makers: Sequence[NodeMaker]) -> None:
-        """Start further nodes, and wait for them. If one can't be started, all new nodes are ended.
+        """Start further nodes, and wait for them. If one can't be started, all new nodes are ended and removed.
 
         Raises:
-            SchemaError: their batches differ from the other nodes' batches.
+            SchemaError: their batch size or done flags differ from the other nodes'.
             WorkerTimeoutError: a node did not start in time.
             Exception: the exception of a node's collector constructor.
         """
@@ -243,7 +245,7 @@ class NodeController:
     def order(
         self, number: int, grants: Sequence[Grant], num_envs: int, weights: Published, afresh: bool = False
     ) -> None:
-        """Order a batch from a node.
+        """Order a batch from a node, which must not be down. The call does not wait for the batch.
 
         Args:
             number: index of the node.
@@ -271,9 +273,13 @@ class NodeController:
     def wait(self, *extra_refs: Any) -> None:
         """Wait for an outcome, for the start of a node or its due restart, or for one of `extra_refs` to be ready.
 
+        Outcomes and starts are recorded, and lost nodes are started when they are due. The call may return before
+        anything has happened.
+
         Raises:
-            Exception: the exception of a node whose batch is wanted.
-            WorkerError: a node was lost and is not restarted.
+            Exception: the exception of a node whose batch is wanted, or of a node's first start.
+            WorkerError: a node was lost and is not restarted. All nodes have ended.
+            ClosedError: Ray was shut down.
         """
         self._runtime.check()
         self._revive()
@@ -384,7 +390,10 @@ class NodeController:
         self.now = self.now.with_node(number, calls=self.now.nodes[number].calls[1:])
 
     def fetched(self, number: int, arrival: ReceivedShare) -> NodeShare | None:
-        """Return a node's batch. If the batch was lost with its machine, discard the node's frames and return None."""
+        """Return a node's batch.
+
+        If it was lost with its machine, discard all undelivered batches and orders of the node, and return None.
+        """
         if isinstance(arrival.batch, NodeShare):
             return arrival.batch
         try:
@@ -394,23 +403,30 @@ class NodeController:
             return None
 
     def discard(self, number: int, reason: str) -> None:
-        """Discard the frames that a node has collected since its last batch. Its next order begins with a reset."""
+        """Discard a node's batches that aren't delivered.
+
+        Batches of orders under way are discarded when they arrive. The next order begins with a reset and drops earlier
+        grants.
+        """
         self.now = self.now.discarding(number, reason)
 
     def discard_all(self, reason: str) -> None:
-        """Discard the frames that all nodes have collected since their last batches."""
+        """Discard the batches of all nodes that have ready batches or orders under way; see `discard`."""
         for number, node in enumerate(self.now.nodes):
             if node.calls or node.ready:
                 self.discard(number, reason)
 
     def settle(self, deadline: Deadline | None = None) -> None:
-        """Wait until no order is under way, or the deadline has passed."""
+        """Wait until no order is under way, or the deadline has passed; raise the errors of `wait`."""
         while any(node.calls for node in self.now.nodes) and not (deadline and deadline.passed()):
             self.wait()
 
     # ------------------------------------------------------------------ losses
     def _lost(self, number: int, error: BaseException) -> None:
-        """Count the frames of a lost node as discarded. Raise an error unless the node is restarted."""
+        """Count the frames of a lost node as discarded, and kill its actor.
+
+        If it will not be restarted, all nodes are ended and an error is raised.
+        """
         node = self.now.nodes[number]
         before = [other.losses for other in self.now.nodes]
         losses = self._restarts.after_loss(before, number, node.served, node.owed)
@@ -432,7 +448,7 @@ class NodeController:
                     self._start(number, self._made_again(number))
 
     def _kill(self, number: int) -> None:
-        """Kill a node's actor, if it has one."""
+        """Kill a node's actor, if it has one, and close the memory that it lends. Errors of Ray are ignored."""
         actor, self.actors[number] = self.actors[number], None
         self._local_nodes.forget(number)
         if actor is not None and not self._runtime.ended:
@@ -449,6 +465,9 @@ class NodeController:
         Args:
             name: name of the method.
             arguments: positional arguments by node; None calls all nodes without arguments.
+
+        Raises:
+            Exception: the exception that a node raised, after all nodes have answered; or an error of `wait`.
         """
         self._runtime.check()
         requests = dict.fromkeys(range(len(self.actors)), ()) if arguments is None else dict(arguments)
@@ -477,7 +496,10 @@ class NodeController:
         return [answers[number].value for number in requests]
 
     def close(self, close_s: float = 0.0) -> None:
-        """End all nodes. Nodes that have not ended by themselves after `close_s` seconds are killed."""
+        """End all nodes and kill their actors.
+
+        With `close_s`, nodes first have that many seconds in all to shut their collectors down.
+        """
         self.closed = True
         try:
             if close_s and not self._runtime.ended:

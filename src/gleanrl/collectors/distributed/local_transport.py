@@ -194,7 +194,7 @@ class Line:
             self._end.finish()
 
     def pull(self) -> None:
-        """Read the available data of the pipe, which must be readable."""
+        """Read the available data of the pipe, which must be readable, for `first`."""
         self._end.pull()
 
     def first(self) -> Message | None:
@@ -229,7 +229,9 @@ class Arrivals:
         self._watched: set[Any] = set()
 
     def wait(self, lines: Collection[Line], refs: Sequence[Any], seconds: float | None) -> list[Any]:
-        """Wait until a line has data or a reference is ready. Return the ready references.
+        """Wait until a line has data or a reference is ready. Return the ready references, perhaps none.
+
+        With lines, the wait ends after at most one second.
 
         Args:
             lines: the lines. Their available data is read.
@@ -421,7 +423,11 @@ class SharedBlockPool:
         self._in_use = {block: number for block, number in self._in_use.items() if number >= before}
 
     def block(self, schema: Schema, batch_size: Sequence[int], num_steps: int) -> Block | None:
-        """Return a block to fill. None if all are lent, memory is short, or the schema has object columns."""
+        """Return a block to fill. None if all are lent, memory is short, or the schema has object columns.
+
+        Blocks of another layout can be made only while none is lent; until then the result is None. A block that is not
+        lent is returned again by the next call.
+        """
         free = next((number for number in range(self._num_blocks) if number not in self._in_use), None)
         if (
             free is None

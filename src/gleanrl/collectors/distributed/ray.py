@@ -278,11 +278,14 @@ class RayCollector(SourceCollector):
         return self.policy
 
     def remote_collectors(self) -> list[Any]:
-        """Return the nodes' Ray actors; None for a node that is being restarted."""
+        """Return the nodes' Ray actors; None for a node that has ended or waits for its restart."""
         return list(self._nodes.controller.actors)
 
     def stop_remote_collectors(self) -> None:
-        """End the nodes, and the collector with them. Ray keeps running until `shutdown`."""
+        """End the nodes, and the collector with them. Ray keeps running until `shutdown`.
+
+        Background collection is stopped first. If that raises its exception, the nodes don't end.
+        """
         self.closed = True
         self.stop()
         self._nodes.end()
@@ -307,6 +310,8 @@ class RayCollector(SourceCollector):
         Raises:
             UnsupportedError: the collector is synchronous or delivers whole trajectories, or the policy or the number
                 of workers differs.
+            ClosedError: the nodes have ended.
+            SchemaError, WorkerTimeoutError: see the constructor. No node was added.
         """
         if self._sync or self.settings.trajs_per_batch is not None:
             raise UnsupportedError(
@@ -387,7 +392,7 @@ class DistributedDataCollector(RayCollector):
         Args:
             policy_or_weights: see `SyncDataCollector`.
             worker_ids: indices of nodes, from 0; None for all.
-            worker_rank: one node, counted from 1 as ranks of torch.distributed.
+            worker_rank: one node, counted from 1 as ranks of torch.distributed; it replaces `worker_ids`.
             **named: see `SyncDataCollector`.
 
         Raises:
@@ -447,7 +452,7 @@ class DistributedSyncDataCollector(RayCollector):
 class RPCDataCollector(RayCollector):
     """A `RayCollector` with a node for each entry of `create_env_fn`.
 
-    Shares of nodes are concatenated in dimension 0.
+    With `sync`, the shares of the nodes are concatenated in dimension 0.
 
     Args:
         create_env_fn: a list with an entry for each node.
@@ -474,7 +479,7 @@ class RPCDataCollector(RayCollector):
         Args:
             policy_or_weights: see `SyncDataCollector`.
             worker_ids: indices of nodes; None for all.
-            workers: another name of `worker_ids`.
+            workers: another name of `worker_ids`, which has precedence.
             wait: no effect: every batch that a node begins from now on is collected with these weights.
             **named: see `SyncDataCollector`.
         """

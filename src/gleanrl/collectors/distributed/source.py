@@ -102,6 +102,7 @@ class NodeSource(Source):
 
         Raises:
             ClosedError: the nodes have ended.
+            Exception: see `NodeController.add`. No node was added.
         """
         if self.controller.closed:
             raise ClosedError("add_collectors: the nodes have ended; make a new collector")
@@ -177,8 +178,13 @@ class NodeSource(Source):
         """Publish weights. Nodes use them from their next batch on.
 
         Args:
-            weights: the weights, for all of `worker_ids`.
+            weights: the weights, for all of `worker_ids`; None for the current weights of the user's policy.
             worker_ids: indices of nodes, one or several; None for all.
+
+        Raises:
+            IndexRangeError: there is no such node.
+            ClosedError: Ray was shut down.
+            PolicyError, SchemaError, InvalidTypeError: see `BroadcastWeights.push`.
         """
         self._runtime.check()
         nodes = None
@@ -197,7 +203,13 @@ class NodeSource(Source):
 
     # --------------------------------------------------------------- controls
     def reset(self, index: Any = None, **kwargs: Any) -> None:
-        """Reset the environments of all nodes, or of the nodes selected by `index`, a list of bools."""
+        """Reset the environments of all nodes, or of the nodes selected by `index`, a list of bools.
+
+        Batches of these nodes that aren't delivered are discarded. `kwargs` go to each environment's `reset`.
+
+        Raises:
+            LengthError: `index` has another length than the number of nodes.
+        """
         chosen: Sequence[int] = range(self.num_nodes)
         if index is not None:
             flags = [bool(flag) for flag in index]
@@ -209,7 +221,11 @@ class NodeSource(Source):
         self._begin_anew("reset", dict.fromkeys(chosen, (kwargs,)))
 
     def set_seed(self, seed: int, static_seed: bool) -> int:
-        """Seed the environments of all nodes, and reset. Return the last seed that was used."""
+        """Seed the environments of all nodes, and reset. Return the last seed that was used.
+
+        The nodes' global generators are seeded, too. Batches that aren't delivered are discarded. Restarted and added
+        nodes get seeds that derive from this one.
+        """
         # The first node's answer shows how many seeds a node uses.
         (last,) = self._begin_anew("seed", {0: (seed, static_seed)})
         step = 0 if static_seed else last - seed + 1
@@ -219,7 +235,7 @@ class NodeSource(Source):
         return found[-1]
 
     def _begin_anew(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> list[Any]:
-        """Make nodes reset by a request. Their frames since the last delivered batch are discarded."""
+        """Send nodes a request that resets them. Their frames since the last delivered batch are discarded."""
         for number in arguments:
             self.controller.discard(number, "reset")
         answers = self.controller.ask(name, arguments)
@@ -228,7 +244,14 @@ class NodeSource(Source):
         return answers
 
     def save(self) -> dict[str, Any]:
-        """Return the state of each node under ``"worker0"`` and so on, without batches under way."""
+        """Return the state of each node under ``"worker0"`` and so on, without batches under way.
+
+        The call waits for the orders under way. Their batches can still be delivered. After the end, return the state
+        that `end` saved.
+
+        Raises:
+            ClosedError: `end` could not save the state.
+        """
         if self.controller.closed:
             if self._last_state is None:
                 raise ClosedError(
@@ -248,7 +271,8 @@ class NodeSource(Source):
     ) -> Loading:
         """Check a saved state for the same number of nodes, and return the change that loads it.
 
-        Every trajectory begins anew, with a new id, because nodes collect ahead of the delivered frames.
+        Every trajectory begins anew, with a new id, because nodes collect ahead of the delivered frames. The change
+        raises if a node is lost for good or can't load its part.
         """
         names = [f"worker{number}" for number in range(self.num_nodes)]
         checkpoint.check_entries(
@@ -341,7 +365,8 @@ class NodeSource(Source):
     def end(self) -> None:
         """End the nodes. Their batches under way are discarded.
 
-        The state is saved first, if all nodes answer in time, so that `save` works after the end.
+        The state is saved first, so that `save` works after the end. That is skipped if orders under way take longer
+        than a second, if a node is down, or if saving raises. No effect after the end of the nodes or of Ray.
         """
         controller = self.controller
         if controller.closed or self._runtime.ended:

@@ -53,7 +53,7 @@ class Joining:
             begin += count
 
     def take(self, number: int, share: Block) -> None:
-        """Copy a node's share, unless it was cut short."""
+        """Keep a node's share, and copy it into the batch unless it was cut short."""
         self._shares[number] = share
         if share.num_steps == self._steps[number]:
             copy_columns(self._targets[number], share.columns)
@@ -106,7 +106,7 @@ class SynchronousNodes(NodeSource):
 
         Raises:
             Exception: the exception of a node. The shares of all other nodes are discarded.
-            WorkerError: a node was lost and is not restarted.
+            WorkerError: a node was lost and is not restarted. All nodes have ended.
         """
         self.lose("interrupted")
         begin = clock.monotonic()
@@ -139,7 +139,7 @@ class SynchronousNodes(NodeSource):
         return self._collected(joining.batch(), list(wanted), grant, begin)
 
     def lose(self, reason: str) -> None:
-        """Discard the shares of the open batch."""
+        """Discard all shares that aren't delivered, of the open batch or under way."""
         self.controller.discard_all(reason)
 
     def _order_missing(self, wanted: dict[int, Grant]) -> None:

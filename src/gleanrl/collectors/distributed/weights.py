@@ -70,6 +70,9 @@ class BroadcastWeights:
     def refresh(self, batches: int) -> None:
         """Publish the current weights of the user's policy if nodes follow it, or if the interval has passed.
 
+        Weights that equal the last publication, or have no values yet, are not published. Publishing replaces weights
+        of single nodes.
+
         Args:
             batches: mean number of batches per node so far.
         """
@@ -90,7 +93,10 @@ class BroadcastWeights:
         return not all(torch.equal(leaf, last[path]) for path, leaf in found.items())
 
     def push(self, weights: Any, nodes: list[int] | None, batches: int) -> None:
-        """Publish weights. Nodes use them from their next batch on.
+        """Publish weights under the next version. Nodes use them from their next batch on.
+
+        The call may end the following of the user's policy; see `FollowedWeights`. Without `weights` it has no effect
+        on a policy without weights.
 
         Args:
             weights: see `PolicyWeights.push`.
@@ -186,7 +192,11 @@ class BroadcastWeights:
         return {name.removeprefix(prefix): value for name, value in state.items()}
 
     def adopt(self, loaded: LoadedPolicy) -> None:
-        """Load checked weights into the user's policy and publish them to the nodes."""
+        """Load checked weights into the user's policy and publish them to the nodes under the last version.
+
+        The user's policy gets the weights of the first saved node. Nodes with other weights get their own, and the
+        nodes then no longer follow the user's policy.
+        """
         first = next(iter(loaded.found.values()))
         if self._policy is not None:
             self._policy.load_state_dict(loaded.policy_state, strict=loaded.strict, **loaded.arguments)

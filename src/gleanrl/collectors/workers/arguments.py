@@ -24,8 +24,11 @@ def makers_of(create_env_fn: Any, create_env_kwargs: Any, num_workers: Any) -> t
         num_workers: number of workers; None for the length of the list.
 
     Raises:
-        InvalidTypeError: if neither a list nor a number of workers was passed.
-        LengthError: if the list is empty or has another length.
+        InvalidTypeError: if neither a list nor a number of workers was passed, or an entry is neither callable nor an
+            environment.
+        LengthError: if a list is empty or has another length.
+        InvalidArgumentError: if `num_workers` is not a positive integer, or an environment was used before.
+        UnsupportedError: if an environment without `update_kwargs` has keyword arguments.
     """
     several = isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, (str, bytes))
     if not several and num_workers is None:
@@ -46,10 +49,12 @@ def frames_of(frames_per_batch: Any, num_workers: int, shared: bool) -> int:
     Args:
         frames_per_batch: a number, or a list with the frames of each worker.
         num_workers: number of workers.
-        shared: whether each batch has a share of every worker, so that a list is summed up.
+        shared: whether each batch has a share of every worker. The result is then the sum of a list, else its entry.
 
     Raises:
         UnsupportedError: the workers' frames differ.
+        InvalidArgumentError: a number is not a positive integer.
+        LengthError: the list has another length than `num_workers`.
     """
     if not isinstance(frames_per_batch, (list, tuple)):
         return positive("frames_per_batch", frames_per_batch)
@@ -84,6 +89,9 @@ def recipes_of(recipe: CollectorConfig, count: int, **fields: Any) -> list[Colle
         recipe: the common config.
         count: number of workers.
         fields: fields that may differ between workers, each one value for all or a list with one for each.
+
+    Raises:
+        LengthError: if a list has another length.
     """
     values = {name: each(name, value, count) for name, value in fields.items()}
     return [
@@ -93,7 +101,7 @@ def recipes_of(recipe: CollectorConfig, count: int, **fields: Any) -> list[Colle
 
 
 def policies_of(policy: Any, policy_factory: Any, placed: Sequence[bool]) -> list[PickledPolicy]:
-    """Return each worker's pickled policy or policy factory; equal ones are pickled once.
+    """Return each worker's pickled policy or policy factory; the same object is pickled once for each `placed`.
 
     Args:
         policy: the policy, or None.
@@ -102,6 +110,8 @@ def policies_of(policy: Any, policy_factory: Any, placed: Sequence[bool]) -> lis
 
     Raises:
         InvalidTypeError: if both were passed, or if a factory isn't callable.
+        LengthError: if a list of factories has another length.
+        WorkerError: if the policy or a factory can't be pickled.
     """
     if policy is not None and policy_factory is not None:
         raise InvalidTypeError("policy_factory: the policy was given already; give one of the two")
@@ -116,7 +126,10 @@ def policies_of(policy: Any, policy_factory: Any, placed: Sequence[bool]) -> lis
 def enough_of(threshold: Any, count: int) -> int | None:
     """Return the number of finished shares that ends the remaining ones; None if there is no threshold.
 
-    The threshold is a fraction of the workers, clipped to ``[0, 1]``.
+    The threshold is a fraction of the workers, clipped to ``[0, 1]``. Their number is rounded down, but at least 1.
+
+    Raises:
+        InvalidArgumentError: if the threshold isn't a number.
     """
     if threshold is None:
         return None
@@ -138,7 +151,7 @@ def following_of(update_at_each_batch: Any, placed: bool) -> FollowedWeights:
 
 
 def timeouts_of(timeouts: Any) -> Timeouts:
-    """Return `timeouts`, or the defaults if it is None."""
+    """Return `timeouts`, or the defaults if it is None; raise `InvalidTypeError` for another type."""
     if timeouts is not None and not isinstance(timeouts, Timeouts):
         raise InvalidTypeError(f"timeouts: expected Timeouts, got {type(timeouts).__name__}")
     return timeouts or Timeouts()

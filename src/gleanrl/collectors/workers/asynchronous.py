@@ -41,11 +41,13 @@ class AsynchronousSource(WorkerSource):
         return [num_steps] * self.num_workers
 
     def next(self, budget: Grants, lend: bool = False) -> Collected:
-        """Return the batch of a worker that has finished a share.
+        """Return the batch of a worker that has finished a share; wait for one if there is none.
+
+        A batch that is still open is discarded first, and the user's current weights are published.
 
         Raises:
             Exception: the error that a worker raised. Shares of the other workers are delivered later.
-            WorkerError: a worker was lost and isn't replaced.
+            WorkerError: a worker was lost and isn't replaced. All workers have ended.
         """
         self.lose("interrupted")
         self.refresh_weights()
@@ -135,7 +137,10 @@ class AsynchronousSource(WorkerSource):
                 self.controller.cut(worker, self._seen[worker] + 1)
 
     def lose(self, reason: str) -> None:
-        """Discard the open batch and all later shares of its worker: trajectories would have a gap before them."""
+        """Discard the open batch and all later shares of its worker: trajectories would have a gap before them.
+
+        No effect without an open batch.
+        """
         if self._open is not None:
             self.controller.discard(self._open, reason)
         self._open = None

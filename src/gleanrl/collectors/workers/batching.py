@@ -221,13 +221,13 @@ def _blank(block: Block, path: Any, worker: int, begin: int, count: int, value: 
 
 
 def mask_last(mask: Any, ids: Any, flags: Any, excess: int) -> int:
-    """Mask the last `excess` frames of a batch; return how many of them were flagged.
+    """Mask the last `excess` frames of a batch in row-major order; return how many of them were flagged.
 
     Args:
-        mask: mask of the batch, bool; written.
-        ids: trajectory ids of the batch; written.
-        flags: flags of nonfinite values, bool; written. None if there are none.
-        excess: number of frames.
+        mask: mask of the batch, bool. False is written.
+        ids: trajectory ids of the batch. -1 is written.
+        flags: flags of nonfinite values, bool. False is written. None if there are none.
+        excess: number of frames, at least 1.
     """
     last = mask.nonzero()[-excess:].unbind(1)
     mask[last] = False

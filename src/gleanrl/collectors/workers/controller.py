@@ -88,11 +88,19 @@ class WorkerController:
     All that must survive an interrupt is in the shared counters and in `now`. After an interrupt the next call
     continues from these: it sends missing signals again, and doesn't depend on answers that were dropped.
 
+    The constructor starts the workers. If it raises, all of them have ended.
+
     Args:
         config: configuration of the workers.
         made_again: returns the maker of a replacement. It gets the worker's number, the number of its predecessors,
             and the first trajectory id that it may use. The method is held weakly, since its object holds the
             controller.
+
+    Raises:
+        SchemaError: the workers' collections differ; see `require_alike`.
+        CapacityError, LaunchError: see `WorkerPool`.
+        WorkerError: a worker was lost or too slow at its start, and isn't replaced.
+        Exception: the error of a worker's construction.
 
     Attributes:
         now: the present state of the collection.
@@ -134,7 +142,7 @@ class WorkerController:
         return self._pool.segment
 
     def use(self, region: Region) -> None:
-        """Take shares from the blocks of a region, whose first dimension is the worker."""
+        """Take shares from the blocks of a region from now on. Their first dimension is the worker."""
         self.blocks = [self.segment.block(region, slot) for slot in range(region.num_blocks)]
         self.parts = [[block.part(worker) for worker in range(self.num_workers)] for block in self.blocks]
 
@@ -162,7 +170,14 @@ class WorkerController:
         return self._pool.closed
 
     def close(self, because: str = "") -> None:
-        """End the workers and discard their unfinished shares."""
+        """End the workers and discard all shares that aren't taken. No effect in a fork of their owner.
+
+        Args:
+            because: the reason, for the message of later calls.
+
+        Raises:
+            Exception: the first error of a worker's clean-up; all workers have ended nevertheless.
+        """
         try:
             self._pool.close(because=because)
         finally:
@@ -181,7 +196,13 @@ class WorkerController:
 
     # ----------------------------------------------------------------- grants
     def grant(self, worker: int, grant: Grant) -> None:
-        """Grant a share to a worker, which must not be down."""
+        """Grant a share to a worker, which must not be down.
+
+        The share begins with a reset if an earlier call required one.
+
+        Raises:
+            ClosedError: the workers have ended, or this process is a fork of their owner.
+        """
         self.check()
         self.counters[worker].grant(grant, self.now.resets[worker])
         if self.now.resets[worker]:
@@ -203,10 +224,13 @@ class WorkerController:
         )
 
     def ready(self, worker: int) -> bool:
-        """Return whether a worker's next share is finished and wanted; discard failed ones before it.
+        """Return whether a worker's next share is finished and wanted; discard failed and unwanted ones before it.
+
+        The result is False until the error of an earlier share, or the share's object columns, have arrived. If an
+        interrupt dropped the object columns, the share is discarded.
 
         Raises:
-            WorkerError: the share has fewer steps than were granted, and wasn't cut.
+            WorkerError: the share has fewer steps than were granted, and wasn't cut. It is discarded.
         """
         self._sweep(worker)
         number, counters = self.now.num_consumed[worker], self.counters[worker]
@@ -257,14 +281,15 @@ class WorkerController:
         self.counters[worker].words[CUT] = below
 
     def discard_all(self, reason: str) -> None:
-        """Discard all shares that aren't taken; every worker's next share begins with a reset."""
+        """Discard all shares that aren't taken; see `discard`."""
         for worker in range(len(self.counters)):
             self.discard(worker, reason)
 
     def discard(self, worker: int, reason: str) -> None:
         """Discard a worker's shares that aren't taken; its next one begins with a reset.
 
-        Shares under way are cut, and discarded when they are finished.
+        Shares under way are cut, and discarded when they are finished. If they were unwanted already, their first
+        reason stays. No effect without such shares, or in a fork of the owner.
         """
         if self.under_way(worker) and not self.is_foreign:
             if not self.now.unwanted[worker]:
@@ -278,7 +303,7 @@ class WorkerController:
             self.now = self.now.with_worker(worker, resets=False)
 
     def settle(self, deadline: Deadline | None = None) -> None:
-        """Wait until no unwanted share is under way, or until the deadline."""
+        """Wait until no unwanted share is under way, or until the deadline; raise the errors of `wait`."""
         while any(self.now.unwanted):
             for worker in range(self.num_workers):
                 self._sweep(worker)
@@ -295,11 +320,15 @@ class WorkerController:
             self._note(answer)
 
     def wait(self, deadline: Deadline | None = None) -> None:
-        """Wait for one answer, or until a lost worker is due to be replaced, and process it.
+        """Wait for one answer and process it. Replace lost workers that are due.
+
+        The wait ends without an answer if none is due, at the deadline, or when the next lost worker is due to be
+        replaced.
 
         Raises:
-            Exception: the error that a worker raised.
-            WorkerError: a worker was lost and isn't replaced.
+            Exception: the error that a worker raised in a wanted share.
+            WorkerError: a worker was lost and isn't replaced. All workers have ended.
+            ClosedError: the workers have ended, or this process is a fork of their owner.
         """
         self.check()
         dues = self._attend()
@@ -410,15 +439,16 @@ class WorkerController:
     def ask(self, name: str, arguments: Mapping[int, tuple[Any, ...]] | None = None) -> list[Any]:
         """Call a method of workers' services; return the results in worker order.
 
-        Workers answer between two shares. If a worker is lost meanwhile, its replacement is asked again.
+        Workers answer between two shares. If a worker is lost meanwhile, its replacement is asked again. All workers
+        have answered before the error of one is raised, the first one in worker order.
 
         Args:
             name: the method of `CollectorWorker`.
             arguments: its arguments, by worker; None to ask all workers without arguments.
 
         Raises:
-            Exception: the error that a worker raised.
-            WorkerError: a worker was lost and isn't replaced.
+            Exception: the error that a worker raised, in the method or in a share that was under way.
+            WorkerError: a worker was lost and isn't replaced. All workers have ended.
         """
         requests = dict.fromkeys(range(self.num_workers), ()) if arguments is None else dict(arguments)
         numbers: dict[int, int] = {}

@@ -33,8 +33,8 @@ class Restarts:
     """The rules for replacing lost workers; immutable.
 
     A worker is replaced at once if this is its first loss, or if it has finished a share since the last one. Otherwise
-    the replacement is delayed, twice as long after each further loss, while the other workers continue. The fifth loss
-    in a row is final.
+    the replacement is delayed by 0.1 s, and twice as long after each further loss, while the other workers continue.
+    The fifth loss in a row is final.
 
     Args:
         on_worker_error: ``"raise"`` or ``"restart"``.

@@ -64,7 +64,7 @@ class WorkerSource(Source):
         self.num_workers = self.controller.num_workers
 
     def lay_out(self, num_steps: int) -> None:
-        """Allocate every worker's blocks for batches of `num_steps` steps; call it once."""
+        """Allocate every worker's blocks for batches of `num_steps` steps, and publish the weights; call it once."""
         described, segment, counters = self.description, self.controller.segment, self.controller.counters
         if described.weights is not None:
             progress = [entry.words for entry in counters]
@@ -124,7 +124,7 @@ class WorkerSource(Source):
 
     @property
     def policy_version(self) -> int:
-        """How often the user has updated the policy's weights."""
+        """How often the user has updated the policy's weights; always 0 if the policy has none."""
         return 0 if self._weights is None else self._weights.version
 
     @policy_version.setter
@@ -146,8 +146,12 @@ class WorkerSource(Source):
             worker_ids: numbers of workers, or devices that their policies run on.
 
         Raises:
-            InvalidTypeError: if weights by worker come with `worker_ids`, or if the policy has no weights.
+            InvalidTypeError: if weights by worker come with `worker_ids`, or if weights are passed for a policy without
+                weights. Without `weights`, the call has no effect on such a policy.
             IndexRangeError: if there is no such worker or device.
+            PolicyError: if no weights are passed, but the policy exists in the workers only.
+            SchemaError: if weights don't fit. Nothing was published.
+            ClosedError: if the workers have ended.
         """
         self.controller.check()
         by_worker: dict[int | None, Any]
@@ -200,7 +204,13 @@ class WorkerSource(Source):
 
     # --------------------------------------------------------------- controls
     def reset(self, index: Any = None, **kwargs: Any) -> None:
-        """Reset the environments of all workers, or of the workers where `index`, a list of bools, is True."""
+        """Reset the environments of all workers, or of the workers where `index`, a list of bools, is True.
+
+        Shares of these workers that aren't delivered are discarded. `kwargs` go to each environment's `reset`.
+
+        Raises:
+            LengthError: if `index` has another length than the number of workers.
+        """
         chosen = range(self.num_workers)
         if index is not None:
             flags = [bool(flag) for flag in index]
@@ -212,7 +222,11 @@ class WorkerSource(Source):
         self._begin_anew("reset", dict.fromkeys(chosen, (None, kwargs)))
 
     def set_seed(self, seed: int, static_seed: bool) -> int:
-        """Seed the environments of all workers and reset them; return the last seed that was used."""
+        """Seed the environments of all workers and reset them; return the last seed that was used.
+
+        The workers' global generators are seeded, too. Shares that aren't delivered are discarded. Replacements of lost
+        workers get seeds that derive from this one.
+        """
         self._seed = seed, static_seed
         arguments = {worker: self._seed_of(worker) for worker in range(self.num_workers)}
         last: int = self._begin_anew("seed", arguments)[-1]  # type: ignore[arg-type]
@@ -228,7 +242,13 @@ class WorkerSource(Source):
         return answers
 
     def save(self) -> dict[str, Any]:
-        """Return the state of every worker under ``"worker0"`` and so on, without shares under way."""
+        """Return the state of every worker under ``"worker0"`` and so on, without shares under way.
+
+        After the end, return the state that `close` saved.
+
+        Raises:
+            ClosedError: `close` could not save the state.
+        """
         if self.controller.closed:
             if self._last_state is None:
                 raise ClosedError(
@@ -249,7 +269,8 @@ class WorkerSource(Source):
     ) -> Loading:
         """Return the loading of a saved state with as many workers.
 
-        No trajectory continues from a saved state: every environment is reset, and no id is used again.
+        No trajectory continues from a saved state: every environment is reset, and no id is used again. The change
+        raises if a worker is lost for good or can't adopt its part.
         """
         names = [f"worker{worker}" for worker in range(self.num_workers)]
         hint = f"this collector has {self.num_workers} workers"
@@ -334,7 +355,8 @@ class WorkerSource(Source):
     def close(self, close_env: bool = True) -> None:
         """End the workers and discard their shares under way; do nothing in a fork of their owner.
 
-        The state is saved first, for `save` after the end. That is skipped if a share doesn't end within a second.
+        The state is saved first, for `save` after the end. That is skipped if a share doesn't end within a second, if a
+        worker is down, or if saving raises.
         """
         controller, workers = self.controller, range(self.num_workers)
         if controller.is_foreign:

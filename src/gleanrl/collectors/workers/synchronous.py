@@ -78,11 +78,11 @@ class SynchronousSource(WorkerSource):
         """Return a batch.
 
         Finished shares are copied into the batch while the other workers still collect, so that little is left to do
-        after the last one.
+        after the last one. Shares that an earlier call left are discarded first.
 
         Raises:
             Exception: the error that a worker raised; the shares of the other workers are discarded.
-            WorkerError: a worker was lost and isn't replaced.
+            WorkerError: a worker was lost and isn't replaced. All workers have ended.
         """
         # Shares that an interrupt left under way use the same blocks, so they must end first.
         self.lose("interrupted")
@@ -132,7 +132,7 @@ class SynchronousSource(WorkerSource):
         return _Begun(addresses, block, block.batch(None, self.description.device))
 
     def lose(self, reason: str) -> None:
-        """Discard the shares of the open batch."""
+        """Discard all shares that aren't delivered, of the open batch or under way."""
         self.controller.discard_all(reason)
 
     def _grant_missing(self, missing: Sequence[int]) -> None:

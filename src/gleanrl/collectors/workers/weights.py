@@ -138,7 +138,10 @@ class SharedWeights:
         return self._all.region
 
     def refresh(self) -> None:
-        """Publish the current weights of the user's policy, if workers follow them."""
+        """Publish the current weights of the user's policy, if workers follow them.
+
+        No effect before the first publication while all its parameters are on the meta device.
+        """
         with self._lock:
             if self._follows and (self._all.number or not self._linked.lacking):  # type: ignore[union-attr]
                 self._publish({None: self._policy}, self.version)
@@ -149,7 +152,7 @@ class SharedWeights:
             self._follows = False
 
     def push(self, by_worker: Mapping[int | None, Any], version: int) -> None:
-        """Publish weights, which workers copy before their next share.
+        """Publish weights, which workers copy before their next share. It may end the following; see `FollowedWeights`.
 
         Args:
             by_worker: weights by worker, each worker with its own region; the key None means all workers. See
@@ -291,7 +294,7 @@ class SharedWeights:
         return LoadedWeights(by_worker, own, policy_state, strict, arguments)
 
     def adopt(self, loaded: LoadedWeights) -> None:
-        """Load parsed weights into the user's policy, and publish them for the workers."""
+        """Load parsed weights into the user's policy if worker 0 has some, and publish them under the last version."""
         if self._policy is not None and 0 in loaded.by_worker:
             self._policy.load_state_dict(loaded.policy_state, strict=loaded.strict, **loaded.arguments)
         by_worker: dict[int | None, Any] = {worker: loaded.by_worker[worker] for worker in loaded.own}
@@ -352,7 +355,7 @@ class PulledWeights(PolicyWeights):
             self._sources[own] = _Copies(segment, region)
 
     def refresh(self) -> None:
-        """Copy the published weights, if they are new.
+        """Copy the published weights into the policy, if they are new, and update `version`.
 
         Raises:
             PolicyError: the policy has no weights, and none were published.

@@ -79,7 +79,7 @@ class PickledPolicy:
             ) from cause
 
     def load(self) -> Any:
-        """Return the policy; called in the worker."""
+        """Return the policy, made by the factory if it is one; called in the worker."""
         found = cloudpickle.loads(self.data)
         return made_policy(None, found) if self.is_factory else found
 
@@ -164,7 +164,7 @@ class CollectorMaker:
         return replace(self, first_id=first_id, seed=seed, bound=bound)
 
     def __call__(self, context: WorkerContext) -> CollectorWorker:
-        """Make the collection and return its service."""
+        """Make the collection and return its service. If that raises, the environment is closed."""
         counters = SharedCounters(context.progress, self.num_slots)
         if self.prepare is not None:
             self.prepare()
@@ -208,7 +208,7 @@ class CollectorWorker:
     Args:
         assembly: the collection and its parts.
         segment: the memory shared with the owner.
-        words: the worker's shared counters.
+        counters: the worker's shared counters.
         watch: called by the collection after each step.
     """
 
@@ -231,7 +231,8 @@ class CollectorWorker:
         count the frames of a failed share whether or not the error arrives.
 
         Raises:
-            Exception: the error of the collection; the share failed.
+            Exception: the error of the collection; the share failed. The next one begins with a reset.
+            WorkerError: `code` is not `SERVE`.
         """
         if code != SERVE:
             raise WorkerError(f"there's no signal {code!r}")
@@ -314,7 +315,7 @@ class CollectorWorker:
         )
 
     def bind(self, bound: Bound) -> None:
-        """Fill these blocks from now on, and copy weights from these regions."""
+        """Fill these blocks from now on, and copy weights from these regions; None keeps the former ones."""
         numbers = range(bound.rows.num_blocks)
         self._blocks = [self._segment.block(bound.rows, number).part(bound.worker) for number in numbers]
         weights = self._collection.weights
@@ -357,7 +358,7 @@ class CollectorWorker:
         return state
 
     def parse(self, state: Mapping[str, Any], strict: bool) -> tuple[int, ...]:
-        """Check a saved state; return the ids of its unfinished trajectories, which can't continue."""
+        """Check a saved state and change nothing; return the ids of its open trajectories, which can't continue."""
         return checkpoint.parse(self._collection, state, strict).cut
 
     def adopt(self, state: Mapping[str, Any], strict: bool) -> None:
