@@ -97,7 +97,7 @@ class Sampler(Part, Stateful[Any]):
         """The generator to draw with; part of the state."""
 
     def new_epoch(self) -> None:
-        """Begin a new epoch with the next draw. Without epochs, this has no effect."""
+        """Begin a new epoch with the next draw, and reset `ran_out`. Without epochs, this has no effect."""
         if self.ran_out:  # a user's class may define `ran_out` as a property without a setter
             self.ran_out = False
 

@@ -49,6 +49,9 @@ class ConsumingSampler(Sampler):
         max_sample_count: largest number of draws of a record, at least 1.
         seed: see `Sampler`.
 
+    Raises:
+        EmptyBufferError: at a draw, no record is left.
+
     Examples:
         >>> import torch
         >>> from gleanrl.data import LazyTensorStorage, ReplayBuffer
@@ -75,7 +78,10 @@ class ConsumingSampler(Sampler):
         return len(self.left.slots)
 
     def follow(self, storage: Storage) -> None:
-        """Add records that were written, and drop records whose slots were overwritten."""
+        """Add records that were written, and drop records whose slots were overwritten.
+
+        If the storage has another content, all its records are new ones. Masked rows are left out.
+        """
         left, version = self.left, tuple(storage.version)
         if left.version == version:
             return

@@ -566,8 +566,10 @@ class Storage(Direct, Stateful[StorageState]):
         """Return the columns that `keys` name. The key of a nested TensorDict names all columns below it.
 
         Raises:
+            EmptyBufferError: there is no schema yet.
             MissingKeyError: a key names no column.
-            UnsupportedError: the storage has no columns.
+            InvalidArgumentError: there is no key.
+            UnsupportedError: the storage has no columns, or its records have no keys.
         """
         raise UnsupportedError(
             f"keys: a {type(self).__name__} has no columns; leave out keys, or use a tensor storage"

@@ -78,6 +78,7 @@ class RecordFormat(ABC):
         """Return the leaves that `keys` name, in their order. The key of a nested TensorDict names all leaves below it.
 
         Raises:
+            InvalidArgumentError: there is no key.
             MissingKeyError: a key names no leaf.
             UnsupportedError: the records have no keys.
         """

@@ -293,6 +293,8 @@ _DOT = _Dot()
 def find_format(data: Any, dims: int, where: str) -> RecordFormat:
     """Return the format of `data`. Its first `dims` batch dimensions are slots, not part of a record.
 
+    Keys that `sample` adds to TensorDicts are left out.
+
     Raises:
         InvalidTypeError: the data are neither a TensorDict, a tensorclass nor a tree of tensors, or a leaf isn't a
             tensor.

@@ -76,7 +76,10 @@ class StorageState(RingState):
         return self.num_steps * prod(self.batch_shape)
 
     def plain(self) -> dict[str, Any]:
-        """Return all fields except the content as plain values. The generations aren't copied."""
+        """Return the fields as plain values, without `content`, `moved`, and `vacated` or `seams` if they are empty.
+
+        The generations aren't copied.
+        """
         empty = {name for name in ("vacated", "seams") if not getattr(self, name).numel()}
         left_out = {"content", "moved", *empty}
         fields = {name: value for name, value in vars(self).items() if name not in left_out}
@@ -151,7 +154,8 @@ class StorageState(RingState):
     def fitted(self, max_size: int) -> StorageState:
         """Return this state for a storage of another size, as if only the stored steps had been written to it in order.
 
-        Rows move only if the ring had wrapped around. Rows that aren't in the order of time never move.
+        Rows move only if the ring had wrapped around; the version is then None. Rows that aren't in the order of time
+        never move. The content isn't changed here.
 
         Raises:
             SchemaError: more records are stored than fit.
@@ -361,7 +365,8 @@ def read_records(
 ) -> Records | None:
     """Return the records in a state; None if it has no records and no schema.
 
-    The state may come from a broken or foreign file, so its columns are checked against its own schema.
+    The state may come from a broken or foreign file, so its columns are checked against its own schema. Objects are
+    copied, tensors aren't.
 
     Raises:
         SchemaError: the records are broken.
@@ -432,5 +437,5 @@ def _first(column: Leaf, rows: int) -> Leaf:
         return column
     if not column.is_cpu:
         return column[:rows].clone()
-    # A separate torch storage that covers only the first rows.
+    # A separate torch storage, because saving a tensor saves its whole torch storage.
     return torch.from_numpy(numpy_view(column)[:rows]).view(column.dtype)

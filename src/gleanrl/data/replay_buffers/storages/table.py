@@ -91,6 +91,7 @@ class Table:
 
         Raises:
             CapacityError: there is too little memory or disk space.
+            UnsupportedError: a file of a new column exists already (see `FileAllocator`).
         """
         rows, schema = self.columns.num_rows, form.schema
         new = schema.paths[len(self.form.schema) :]
@@ -236,6 +237,7 @@ class Table:
 
         Raises:
             UnsupportedError: the leaf is a list.
+            KeyError: no leaf has this path.
         """
         if path in self.lists:
             raise UnsupportedError(f"key {as_key(path)!r} isn't a tensor of one shape, it has no column")

@@ -537,7 +537,7 @@ class TensorStorage(TabledStorage):
             ) from error
 
     def _is_one(self, data: Any) -> bool:
-        if self._table is not None:  # the schema says
+        if self._table is not None:  # the schema gives the dimensions of a record
             form = self._table.form
             dims = form.read(data, self.ndim - 1, "set")[1][0].ndim - len(form.schema.fields[0].shape)
         elif is_tensor_collection(data):
