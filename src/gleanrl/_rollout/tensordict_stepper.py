@@ -120,7 +120,7 @@ class Column:
 
 
 def _list_row(path: Path, row: Leaf, value: Any, field: Field) -> Leaf:
-    """Return the value for a row of a list column, after a check of its shape and dtype."""
+    """Return the value for a row of a list column; raise `EnvironmentContractError` if shape or dtype is wrong."""
     lists = isinstance(value, ObjectColumn)
     if field.dtype is None:
         if lists and value.blank is None and value.shape == row.shape:

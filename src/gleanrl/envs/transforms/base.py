@@ -418,7 +418,7 @@ class Transform(Contained):
     # ------------------------------------------------------------ the caller's
     @_takes_values
     def forward(self, tensordict: Any) -> Any:
-        """Transform a batch that is sampled from a buffer, in place, and return it.
+        """Return a batch that is sampled from a buffer, transformed; most transforms change the batch in place.
 
         Called with the values of `in_keys`, in order or by name, it returns the values of `out_keys`. An absent key
         raises `MissingKeyError`, unless it is tolerated.

@@ -255,7 +255,7 @@ class Compose(Transform):
                 transform.enter()
 
     def close(self) -> None:
-        """Call `close` of all transforms."""
+        """Call `close` of all transforms, in order; an error leaves the later ones open."""
         for transform in self.chain():
             transform.close()
 

@@ -195,7 +195,10 @@ class Counters:
         self._since = t, values, ahead
 
     def catch_up(self, t: int) -> Values:
-        """Write the skipped rows before row `t`; return the transforms' values in the root of row `t`."""
+        """Write the skipped rows before row `t`; return the transforms' values in the root of row `t`.
+
+        The transforms then carry these values, and the next call writes rows from row `t` on.
+        """
         first, _, ahead = self._since
         if t > first:
             rows, values = self._rows(first, t - first), {}

@@ -65,6 +65,8 @@ def scaled(value: torch.Tensor, loc: torch.Tensor, scale: torch.Tensor, standard
 def buffer_on_device(transform: Transform, name: str, value: torch.Tensor) -> torch.Tensor | None:
     """Return a transform's buffer on the device of `value`: the buffer itself, or a copy that is cached.
 
+    None if the buffer has no value.
+
     The cache follows the buffer by identity and by torch's version counter. Inference tensors have no counter, so they
     are copied at every call.
     """

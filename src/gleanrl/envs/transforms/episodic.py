@@ -124,6 +124,8 @@ class Following(EnvTransform):
     ) -> Tensor:
         """Return `initial` where `mask` is True and the value before elsewhere; the result becomes the carried value.
 
+        Without a value before, the result is `initial` everywhere.
+
         Args:
             key: key of the carried value.
             initial: values at the beginning of an episode.
