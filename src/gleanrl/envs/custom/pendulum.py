@@ -15,14 +15,16 @@ from gleanrl.envs.base import EnvBase
 class PendulumEnv(EnvBase):
     """A stateless pendulum: the TensorDicts hold its angle, speed and parameters.
 
-    It steps one pendulum per row of the TensorDict that it gets. The dynamics and costs equal gymnasium's
-    ``Pendulum-v1``. Trajectories don't end.
+    It steps one pendulum per row of the input TensorDict. The dynamics and costs equal gymnasium's ``Pendulum-v1``. The
+    reward is the negative cost. Trajectories don't end.
 
-    ``reset(tensordict, set_state=True)`` begins at the angle ``"th"`` and the speed ``"thdot"`` of `tensordict`.
+    A reset takes ``"params"`` from its `tensordict`; without that entry, the defaults of `gen_params`. Angle and speed
+    are drawn uniformly. ``reset(tensordict, set_state=True)`` begins at the angle ``"th"`` and the speed ``"thdot"`` of
+    `tensordict`; it draws only the missing ones.
 
     Args:
         td_params: parameters to derive the specs from, as `gen_params` returns them; None for the defaults.
-        seed: seed of the resets; None for a random one.
+        seed: seed of the resets; None draws one from torch's global generator.
         device: see `EnvBase`.
 
     Examples:

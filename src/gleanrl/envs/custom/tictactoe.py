@@ -26,10 +26,12 @@ class TicTacToeEnv(EnvBase):
     - ``"mask"``: the free squares;
     - ``("player0", "reward")`` and ``("player1", "reward")``: 1 for a win, otherwise 0.
 
-    A full board without a win truncates the game.
+    A win terminates the game. A full board without a win truncates it. Moves aren't checked: a stone on a taken square
+    replaces the stone there. Random moves come from torch's global generator until `set_seed` is called.
 
     Args:
-        single_player: whether player 1 is random and moves immediately after each stone of player 0.
+        single_player: whether player 1 is random and moves in the same step, after player 0. If so, ``"turn"`` is
+            always 0.
         device: see `EnvBase`.
 
     Examples:
@@ -93,7 +95,10 @@ class TicTacToeEnv(EnvBase):
         return TensorDict(out, tensordict.batch_size, device=tensordict.device)
 
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
-        """Write random actions into `tensordict`, drawn from the actions that its mask allows."""
+        """Write random actions into `tensordict`, drawn from the actions that its ``"mask"`` allows, and return it.
+
+        Without a mask, or if `tensordict` is None, all nine squares may be drawn.
+        """
         mask = None if tensordict is None else tensordict.get("mask", None)
         if tensordict is None or mask is None:
             return super().rand_action(tensordict)

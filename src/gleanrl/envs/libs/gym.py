@@ -39,13 +39,13 @@ PIXELS = "pixels"
 
 
 def with_pixels(env: gymnasium.Env[Any, Any], pixels_only: bool) -> gymnasium.Env[Any, Any]:
-    """Wrap `env` so that its rendered frame is its observation, or an additional entry of it; return the wrapper.
+    """Wrap `env` so that its rendered image is its observation, or an additional entry of it; return the wrapper.
 
-    A reset and one rendering determine the frame's shape.
+    This resets `env` and renders it once, to determine the image's shape.
 
     Args:
         env: made with ``render_mode="rgb_array"``.
-        pixels_only: whether the frame replaces the observation. If False, the observation is a Dict: the frame is under
+        pixels_only: whether the image replaces the observation. If False, the observation is a Dict: the image is under
             ``"pixels"``, and a Dict observation keeps its entries. Any other observation is under ``"observation"``.
 
     Raises:
@@ -71,7 +71,7 @@ def with_pixels(env: gymnasium.Env[Any, Any], pixels_only: bool) -> gymnasium.En
 
 
 def observes_frames(env: Any) -> bool:
-    """Return whether `env` observes frames: a Dict with `PIXELS`, or arrays ``(H, W, 3)`` with values from 0 to 255.
+    """Return whether `env` observes images: a Dict with `PIXELS`, or arrays ``(H, W, 3)`` with values from 0 to 255.
 
     Args:
         env: a gymnasium environment or vector environment. For any other object the result is False.
@@ -129,8 +129,8 @@ def make_vector(
     Args:
         env_name: the id of a registered environment.
         num_envs: number of environments.
-        pixels_only: None for the environment's own observations. True replaces them by rendered frames; False adds the
-            frames.
+        pixels_only: None for the environment's own observations. True replaces them by rendered images; False adds the
+            images.
         frame_skip: number of times that each environment repeats an action.
         gym_kwargs: keyword arguments of `gymnasium.make`. `vectorization_mode` (default ``"sync"``) and `vector_kwargs`
             are passed to `gymnasium.make_vec`.
@@ -164,7 +164,7 @@ def make_vector(
 
 
 def _wrappers(pixels_only: bool | None, frame_skip: int) -> list[Callable[..., Any]]:
-    """Return the wrappers of each single environment. The frame skip is inside, so skipped frames aren't rendered."""
+    """Return the wrappers of each single environment. The frame skip is inside, so skipped steps aren't rendered."""
     found: list[Callable[..., Any]] = []
     if frame_skip > 1:
         found.append(functools.partial(FrameSkip, num_frames=frame_skip))
@@ -190,10 +190,10 @@ class GymWrapper(GymLikeEnv):
         env: the environment; `close` closes it.
         categorical_action_encoding: whether Discrete and MultiDiscrete spaces (also of observations) give integers. If
             False, they give one-hot vectors (int64).
-        from_pixels: whether to observe rendered frames, ``(H, W, 3)`` uint8 under ``"pixels"``. The environment must
-            have been made with ``render_mode="rgb_array"``; one reset determines the frames' shape. Not for vector
+        from_pixels: whether to observe rendered images, ``(H, W, 3)`` uint8 under ``"pixels"``. The environment must
+            have been made with ``render_mode="rgb_array"``; one reset determines the images' shape. Not for vector
             environments.
-        pixels_only: with `from_pixels`, whether the frame is the only observation.
+        pixels_only: with `from_pixels`, whether the image is the only observation.
         frame_skip: number of times that a step repeats an action. Rewards are summed, and the end of an episode ends
             the step. Not for vector environments.
         device: device of the TensorDicts; None for TensorDicts without a device.
@@ -202,14 +202,16 @@ class GymWrapper(GymLikeEnv):
 
     Attributes:
         available_envs: the ids of all registered environments; also an attribute of the class.
-        from_pixels: whether observations are frames, either by the argument or by the environment itself.
+        from_pixels: whether observations are images, either by the argument or by the environment itself.
         pixels_only: see the argument.
 
     Raises:
         InvalidTypeError: if `env` isn't a gymnasium environment.
         SpaceError: if a space has no spec.
         UnsupportedError: for `from_pixels` or `frame_skip` with a vector environment, or `from_pixels` without
-            rendering.
+            rendering. Also for a `batch_size` other than the environment's.
+        InvalidArgumentError: for a `frame_skip` below 1, or if ``"pixels"`` is taken. Also if two members of a
+            SyncVectorEnv step the same object.
 
     Examples:
         >>> env = GymWrapper(gymnasium.make("CartPole-v1"))
@@ -256,17 +258,17 @@ class GymWrapper(GymLikeEnv):
         )
 
     def _key_of(self, env: Any, from_pixels: bool, pixels_only: bool) -> str:
-        """Record whether frames are observed; return the key for an observation that isn't a Dict."""
+        """Record whether images are observed; return the key for an observation that isn't a Dict."""
         self.from_pixels, self.pixels_only = from_pixels or observes_frames(env), pixels_only
         return PIXELS if self.from_pixels and pixels_only else "observation"
 
     @property
     def lib(self) -> ModuleType:
-        """The module of the library that makes the environments."""
+        """The module of the library that is chosen at present; see `set_gym_backend`."""
         return gym_backend()
 
     def get_library_name(self, env: Any = None) -> str:
-        """Return the name of the library whose interface the wrapped environment, or `env`, has."""
+        """Return the name of the chosen library (see `set_gym_backend`), regardless of `env`."""
         return gym_backend().__name__
 
 
@@ -293,8 +295,10 @@ class GymEnv(GymWrapper):
             to `gymnasium.make_vec`.
 
     Raises:
-        InvalidArgumentError: if `num_envs` isn't a non-negative integer.
+        InvalidArgumentError: if `num_envs` isn't a non-negative integer. Also for an unknown `vectorization_mode`, or
+            another `render_mode` with `from_pixels`.
         UnsupportedError: for `from_pixels` or `frame_skip` with ``vectorization_mode="vector_entry_point"``.
+        gymnasium.error.Error: if gymnasium can't make the environment.
 
     Examples:
         >>> env = GymEnv("Pendulum-v1")

@@ -28,8 +28,8 @@ class set_gym_backend:
     """Choose the library with which `GymEnv` makes environments: gymnasium, or the older gym.
 
     Works as a context manager, as a decorator, or by a call of `set`. Programs that select a backend in one of these
-    ways run unchanged. Environments of gym need the package shimmy, which gives them gymnasium's interface. If both are
-    installed, `GymWrapper` accepts such environments, too.
+    ways run unchanged. Environments of gym need the package shimmy, which gives them gymnasium's interface. With it,
+    `GymWrapper` accepts instances of such environments under any choice, too.
 
     Args:
         backend: ``"gymnasium"`` or ``"gym"``, the module itself, or a function that returns the module.
@@ -58,11 +58,11 @@ class set_gym_backend:
         self._before: list[Token[str | None]] = []
 
     def set(self) -> None:
-        """Choose the library for the rest of the program."""
+        """Choose the library for the rest of the program, except within ``with`` blocks that choose another one."""
         _program[0] = self._name
 
     def __enter__(self) -> set_gym_backend:
-        """Choose the library for the block."""
+        """Choose the library for the block, in this thread or asynchronous task only."""
         self._before.append(_block.set(self._name))
         return self
 
@@ -97,7 +97,7 @@ _LIBRARIES = (
 
 
 def get_available_libraries() -> dict[str, bool]:
-    """Return for each known library whether it is installed. gleanrl wraps only gymnasium and gym."""
+    """Return whether each known library is installed, by its name. gleanrl wraps only gymnasium and gym."""
     return {name: importlib.util.find_spec(name) is not None for name in _LIBRARIES}
 
 

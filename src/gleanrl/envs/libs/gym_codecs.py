@@ -73,6 +73,8 @@ class Codec(ABC):
     def decode(self, row: Array) -> Any:
         """Return the argument of `step` for one row of the column; it shares no memory with `row`.
 
+        One-hot codecs write into `row` if it holds several ones; see `one_hot_choices`.
+
         Raises:
             PolicyError: if the row encodes no action.
         """
@@ -108,7 +110,7 @@ class Codec(ABC):
         return self.spec.expand((num_envs, *self.shape))
 
     def fail(self, value: Any, expected: str | None = None) -> EnvironmentContractError:
-        """Return the error for a value that isn't in the space."""
+        """Return the error for a value that isn't in the space; the caller raises it."""
         wanted = expected or f"shape {self.shape} {self.dtype}"
         return EnvironmentContractError(f"key {as_key(self.key)!r} expected {wanted}, got {describe(value)}")
 
@@ -315,6 +317,8 @@ def as_flag(name: str, value: Any) -> bool:
 
 def as_flags(name: str, value: Any, num_envs: int) -> Array:
     """Return the flags of P environments, ``(P,)`` bool, from bools or the integers 0 and 1.
+
+    An array that has this form already is returned itself.
 
     Raises:
         EnvironmentContractError: for anything else.
@@ -565,7 +569,7 @@ def one_hot_choices(column: Array) -> Array | None:
 
 
 def no_choice(key: Path, rows: Array) -> PolicyError:
-    """Return the error for rows that should be one-hot but aren't."""
+    """Return the error for rows that should be one-hot but aren't; the caller raises it."""
     text = np.array2string(rows, threshold=16)
     return PolicyError(
         f"action {as_key(key)!r}: expected one-hot vectors (a single 1 among zeros), got {text}"
@@ -610,7 +614,9 @@ class ObjectCodec(ListCodec):
 
 
 class SequenceCodec(ListCodec):
-    """A sequence of any number of values of one space, as one tensor ``(n, *leaf)``.
+    """Encodes a sequence of any number of values of one space as one tensor ``(n, *leaf)``; None is an empty sequence.
+
+    Only observations have such leaves, so `decode` raises.
 
     Args:
         key: path of the leaf.
@@ -623,7 +629,7 @@ class SequenceCodec(ListCodec):
         self.shape, self.dtype = tuple(self.spec.shape), part.dtype
 
     def encode(self, value: Any) -> Any:
-        """Return the values as a new tensor. `value` is a tuple of them or a stacked array."""
+        """Return the values as a new tensor. `value` is a tuple of them, a stacked array, or None for no values."""
         if value is None:
             value = ()
         if isinstance(value, (str, bytes)) or not hasattr(value, "__len__"):
@@ -672,7 +678,7 @@ def tuple_entries(value: Any) -> Any:
 
 
 def graph_entries(value: Any) -> Any:
-    """Return a graph's nodes, edges and links as a dictionary; return any other value unchanged."""
+    """Return a graph's nodes, edges and links as a dictionary, ``()`` for None; return any other value unchanged."""
     parts = ("nodes", "edges", "edge_links")
     if isinstance(value, Mapping) or not all(hasattr(value, part) for part in parts):
         return value

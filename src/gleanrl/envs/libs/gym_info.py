@@ -50,6 +50,7 @@ class default_info_dict_reader(BaseInfoDictReader):
 
     Raises:
         InvalidArgumentError: if `keys` and `spec` don't match.
+        InvalidTypeError: if `keys` is a string, or `spec` holds anything but specs.
 
     Examples:
         >>> reader = default_info_dict_reader(["speed"], spec=[Unbounded((2,))])
@@ -95,6 +96,8 @@ class default_info_dict_reader(BaseInfoDictReader):
     def learn(self, infos: Sequence[Mapping[str, Any]]) -> None:
         """Fix the entries, shapes and dtypes from `infos`. If infos differ in an entry, the later one counts.
 
+        With `keys` None, entries that aren't numbers are left out with a warning. Entries that were known are replaced.
+
         Raises:
             EnvironmentContractError: if none of the infos has one of `keys`, or its value isn't numeric.
         """
@@ -123,7 +126,12 @@ class default_info_dict_reader(BaseInfoDictReader):
         self._codecs = tuple(ArrayCodec(path, found[path]) for path in wanted)
 
     def encode(self, info: Mapping[str, Any]) -> list[Array]:
-        """Return one array for each of `codecs`; zeros for entries that `info` lacks."""
+        """Return one array for each of `codecs`, zeros for entries that `info` lacks. Arrays may share memory with it.
+
+        Raises:
+            EnvironmentContractError: if a value doesn't fit its spec.
+            InvalidArgumentError: if the entries aren't known yet.
+        """
         out: list[Array] = []
         for codec in self.codecs:
             value: Any = info
@@ -133,7 +141,10 @@ class default_info_dict_reader(BaseInfoDictReader):
         return out
 
     def __call__(self, info: Mapping[str, Any], tensordict: TensorDictBase) -> TensorDictBase:
-        """Write the entries of `info` into `tensordict` and return it."""
+        """Write the entries of `info` into `tensordict`, as copies on the CPU, and return it.
+
+        If the entries aren't known yet, they are learned from `info`; see `learn`.
+        """
         if self._codecs is None:
             self.learn([info])
         for codec, array in zip(self.codecs, self.encode(info), strict=True):
@@ -233,6 +244,7 @@ def ready_reader(requested: Any, ignore_private: bool, sample: Callable[[], list
 
     Raises:
         InvalidArgumentError: if the reader has no `info_spec` and writes nothing.
+        EnvironmentContractError: see `default_info_dict_reader.learn`.
     """
     reader = default_info_dict_reader(ignore_private=ignore_private) if requested is None else requested
     if isinstance(reader, default_info_dict_reader) and reader.info_spec is None:
@@ -265,7 +277,11 @@ def with_reader_entries(reader: Any, spec: Composite, reserved: Collection[str])
 
 
 def spec_entries(spec: Any) -> Iterator[tuple[Path, TensorSpec]]:
-    """Yield the path and spec of each leaf of a Composite or a mapping, including nested leaves."""
+    """Yield the path and spec of each leaf of a Composite or a mapping, including nested leaves.
+
+    Raises:
+        InvalidTypeError: if an entry isn't a spec.
+    """
     for key, entry in spec.items():
         if isinstance(entry, (Composite, Mapping)):
             yield from (((*as_path(key), *path), leaf) for path, leaf in spec_entries(entry))

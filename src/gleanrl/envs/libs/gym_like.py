@@ -79,6 +79,13 @@ class GymLikeEnv(EnvBase):
         device: device of the TensorDicts; None for TensorDicts without a device.
         batch_size: ``()`` for one environment, ``[P]`` for a vector environment; None accepts either.
         allow_done_after_reset: passed to `EnvBase`; gymnasium's resets never return done.
+
+    Raises:
+        InvalidTypeError: if `env` lacks one of these four attributes.
+        SpaceError: if a space has no spec, or an entry's name is reserved.
+        UnsupportedError: if `batch_size` isn't that of the environment.
+        InvalidArgumentError: for a `frame_skip` below 1, or if two members of a SyncVectorEnv step the same object.
+        EnvironmentContractError: if a vector environment doesn't declare its autoreset mode.
     """
 
     def __init__(
@@ -162,10 +169,14 @@ class GymLikeEnv(EnvBase):
             ) from None
 
     def _simulate(self, env: Any) -> None:
-        """Use `env` for all further steps."""
+        """Use `env` for all further steps.
+
+        Raises:
+            InvalidArgumentError: if two members of a SyncVectorEnv step the same object.
+            EnvironmentContractError: if a vector environment doesn't declare its autoreset mode.
+        """
         several = isinstance(env, VectorEnv)
         if several and isinstance(env.unwrapped, SyncVectorEnv):
-            # Raises if members share a simulator: a step of one would change the other.
             require_independent(env.unwrapped.envs)
         self._simulator = (VectorSimulator if several else Simulator)(env, self._frame_skip)
 
@@ -203,6 +214,8 @@ class GymLikeEnv(EnvBase):
     def read_action(self, action: Any) -> Any:
         """Return the argument of the wrapped environment's `step`.
 
+        If a one-hot action has several ones, the first counts. On the CPU, all further ones are set to 0 in `action`.
+
         Args:
             action: the entry ``"action"``, a tensor of the action spec; for a Dict space a TensorDict with its entries.
 
@@ -237,7 +250,11 @@ class GymLikeEnv(EnvBase):
     ) -> tuple[Any, Any, Any, bool]:
         """Return ``(terminated, truncated, done, any of them)`` from the flags that the environment returned.
 
-        The flags are bools, or arrays ``(P,)`` for a vector environment.
+        The flags are bools, or arrays ``(P,)`` for a vector environment. An environment is done if any of its three
+        arguments is True.
+
+        Raises:
+            EnvironmentContractError: if a flag isn't a bool, or has another number of them.
         """
         terminated, truncated = self._flag("terminated", terminated), self._flag("truncated", truncated)
         done = terminated | truncated | self._flag("done", done is not None and done)
@@ -335,7 +352,7 @@ class GymLikeEnv(EnvBase):
         """Read entries of info in every further step, in addition to the entries of earlier readers.
 
         Call it before you make rollouts and collectors. If the reader's entries aren't known yet, it learns them from a
-        reset and one random step of the environment.
+        reset and one random step of the environment, which end the present episode.
 
         Args:
             info_dict_reader: None reads every number and array of numbers. A `default_info_dict_reader` reads the
@@ -349,6 +366,7 @@ class GymLikeEnv(EnvBase):
 
         Raises:
             InvalidArgumentError: if the key of an entry is taken, or the reader has no `info_spec` and writes nothing.
+            EnvironmentContractError: if neither info has one of the reader's keys, or its value isn't numeric.
         """
         reader = ready_reader(info_dict_reader, ignore_private, self._sample_infos)
         acted = {leaf.key[0] for leaf in leaves(self._action)}
@@ -373,7 +391,7 @@ class GymLikeEnv(EnvBase):
         return self.set_info_dict_reader(info_dict_reader, ignore_private)
 
     def _sample_infos(self) -> list[Mapping[str, Any]]:
-        """Return the infos of a reset and of one random step.
+        """Reset the wrapped environment, take one random step, and return both infos.
 
         The environment is used directly, so that the seed for the next reset isn't consumed.
         """

@@ -26,7 +26,7 @@ class OpenEnv:
         self.closed = False
 
     def close(self) -> None:
-        """Close the environment. A second call does nothing."""
+        """Close the environment. A second call does nothing, even if the first one raised."""
         if not self.closed:
             self.closed = True
             self.env.close()
@@ -59,11 +59,11 @@ class Simulator(OpenEnv):
         return self.env.step if self.frame_skip == 1 else self._skip
 
     def seed(self, seed: int | None) -> None:
-        """Seed the environment at its next reset, and only at that one."""
+        """Seed the environment at its next reset, and only at that one; None cancels an earlier seed."""
         self._seed = seed
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """Start an episode.
+        """Start an episode. The seed set by `seed` is used up, even if the reset raises.
 
         Args:
             **kwargs: arguments of the environment's `reset`. A `seed` here takes precedence over the seed set by

@@ -73,8 +73,8 @@ def register_gym_spec_conversion(
     """Return a decorator that registers a function as the conversion from a class of spaces to specs.
 
     The function is called as ``function(space, categorical_action_encoding=...)`` for spaces of the class and of its
-    subclasses. It takes precedence over the conversions of this module. Observations are recorded, and actions passed,
-    as arrays of its spec.
+    subclasses. It takes precedence over the conversions of this module and over registrations of base classes. A later
+    function for the same class replaces it. Observations are recorded, and actions passed, as arrays of its spec.
 
     Args:
         spec_type: the class of the spaces.
@@ -98,7 +98,11 @@ def register_gym_spec_conversion(
 
 
 def make_codec(space: spaces.Space[Any], key: Path, categorical: bool) -> Codec:
-    """Return the codec of a space whose values are one leaf; see `make_tree`."""
+    """Return the codec of a space whose values are one leaf; see `make_tree`.
+
+    Raises:
+        SpaceError: if there is no spec for the space.
+    """
     try:
         # Registered conversions come first, so that users can replace the built-in ones.
         for kind in type(space).__mro__:
@@ -140,7 +144,7 @@ def box_spec(low: Array, high: Array, dtype: torch.dtype) -> TensorSpec:
         limits = torch.finfo(dtype)
         if (low <= limits.min).all() and (high >= limits.max).all():
             return Unbounded(shape=low.shape, dtype=dtype)
-    # A frame has the same bounds everywhere: two numbers replace two large arrays.
+    # Images have the same bounds everywhere: two numbers replace two large arrays.
     if low.size > LARGE and (low == low.flat[0]).all() and (high == high.flat[0]).all():
         return Bounded(low.flat[0], high.flat[0], shape=low.shape, dtype=dtype)
     return Bounded(low, high, shape=low.shape, dtype=dtype)
@@ -200,7 +204,15 @@ def _unlike(space: spaces.Tuple[Any], key: Path) -> SpaceError:
 
 
 def reward_spec(env: Any, size: tuple[int, ...]) -> TensorSpec:
-    """Return the spec of the rewards of `size` environments, from `reward_space` if the environment has one."""
+    """Return the spec of the rewards, from `reward_space` if the environment has one; otherwise Unbounded float32.
+
+    Args:
+        env: the environment.
+        size: its batch dimensions, ``()`` or ``(P,)``.
+
+    Raises:
+        SpaceError: if `reward_space` isn't a Box.
+    """
     space = getattr(env, "reward_space", None)
     if space is None:
         return Unbounded(shape=(*size, 1), dtype=torch.float32)
@@ -296,7 +308,7 @@ def leaves(tree: Tree) -> list[Codec]:
 
 
 def encode(tree: Tree, value: Any) -> list[Array]:
-    """Return one array for each of `leaves(tree)`."""
+    """Return one array for each of `leaves(tree)`; see `Codec.encode` and `Group.collect` for memory and errors."""
     if isinstance(tree, Codec):
         return [tree.encode(value)]
     out: list[Array] = []

@@ -107,7 +107,10 @@ class GymRows:
         self.actions = list(zip(self._action_leaves, columns, strict=True))
 
     def all_actions(self) -> Sequence[Any]:
-        """Return all T actions of the block, decoded for the environment's `step`; they must already be written."""
+        """Return all T actions of the block, decoded for the environment's `step`; they must already be written.
+
+        In a one-hot action with several ones, all but the first are set to 0 in the block.
+        """
         decoded = [codec.decode_all(column) for codec, column in self.actions]
         tree = self._codecs.action
         if isinstance(tree, Codec):
@@ -115,7 +118,7 @@ class GymRows:
         return [assemble(tree, list(v)) for v in zip(*decoded, strict=True)]
 
     def action(self, t: int) -> Any:
-        """Return the action of row `t`, decoded for the environment's `step`."""
+        """Return the action of row `t`, decoded for the environment's `step`; see `all_actions`."""
         values = [codec.decode(column[t]) for codec, column in self.actions]
         return assemble(self._codecs.action, values)
 
@@ -172,7 +175,7 @@ class GymStepper(Stepper):
 
     # ----------------------------------------------------------------- carry
     def reset(self, mask: torch.Tensor | None = None) -> None:
-        """Start a new episode, unless `mask` is False."""
+        """Start a new episode, unless `mask` is False and there is a carry."""
         self._simulator.require_open()
         if mask is None or bool(mask.all()) or self._carry is None:
             self._carry = self._new_carry(0)
@@ -185,7 +188,11 @@ class GymStepper(Stepper):
         return torch.tensor(self._t + 1 - self._start, device="cpu")
 
     def load(self, root: TensorDictBase, steps: torch.Tensor | None = None) -> None:
-        """Take `root` as the carry."""
+        """Take copies of the entries of `root` as the carry. If it lacks one of the three flags, all of them are False.
+
+        Raises:
+            SchemaError: if an entry is missing, or has another shape or dtype.
+        """
         self.lease.take()
         arrays = [
             _object(root, codec.key)
@@ -199,19 +206,19 @@ class GymStepper(Stepper):
         self._begin(self._t + 1 - (0 if steps is None else int(steps)))
 
     def root(self) -> dict[Path, Leaf]:
-        """Return the carry's leaves."""
+        """Return copies of the carry's leaves; reset first if there is no carry."""
         out = self._rows.copied(self._carry_arrays())
         flags = zip(FLAGS, self._carry_flags, strict=True)
         return out | {(name,): torch.tensor([flag], device="cpu") for name, flag in flags}
 
     def schema(self) -> Schema:
-        """Return the columns of `GymRows`."""
+        """Return the columns of `GymRows`; reset first if there is no carry."""
         self._carry_arrays()
         return self._rows.schema()
 
     # ----------------------------------------------------------------- block
     def bind(self, block: Block, actions_ready: bool, primed: Collection[Path] = ()) -> None:
-        """Write into `block` from now on; copy the carry into its row 0."""
+        """Write into `block` from now on; copy the carry into its row 0, and set all other flags to False."""
         self._simulator.require_open()
         carry = self._carry_arrays()
         self._begin(self._start - self._t - 1)
@@ -258,7 +265,7 @@ class GymStepper(Stepper):
 
     # ------------------------------------------------------------------ loop
     def step(self, t: int) -> None:
-        """Step with the action of row `t`; reset if the episode ends."""
+        """Step with the action of row `t`; reset if the episode ends and `rules.reset_when_done` is True."""
         actions = self._actions
         action = self._action(t) if actions is None else actions[t]
         result: Any = _NO_RESULT

@@ -65,7 +65,8 @@ class VectorSimulator(OpenEnv):
 
         Returns:
             The result of gymnasium's `step`, with the true last observation (and info) of rows that ended and flags
-            ``(P,)`` bool. The arrays may belong to the environment, so they are valid only until its next call.
+            ``(P,)`` bool. Rows in `skipped` have no flag set. The arrays may belong to the environment, so they
+            are valid only until its next call.
 
         Raises:
             EnvironmentContractError: if the environment breaks gymnasium's interface or its autoreset mode.
@@ -128,6 +129,9 @@ class VectorSimulator(OpenEnv):
     def reset(self, mask: Array | None = None, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """Start new episodes.
 
+        In SAME_STEP mode, rows that the environment has reset itself are returned without another reset. They are reset
+        again only if `mask` is None or there are `kwargs`.
+
         Args:
             mask: the environments to reset, ``(P,)`` bool; None for all.
             **kwargs: arguments of the environment's `reset`. A `seed` here takes precedence over seeds set by `seed`.
@@ -137,6 +141,7 @@ class VectorSimulator(OpenEnv):
 
         Raises:
             UnsupportedError: if the environment can't reset some rows without the others.
+            EnvironmentContractError: if the environment doesn't return a pair.
             ClosedError: if the simulator was closed.
         """
         self.require_open()
@@ -244,7 +249,10 @@ def merged(old: Any, new: Any, mask: Array) -> Any:
 
 
 def merge_info(old: Mapping[str, Any], new: Mapping[str, Any], mask: Array) -> dict[str, Any]:
-    """Return the info `old` with the rows of `mask` taken from `new`. An entry that one of them lacks is zero there."""
+    """Return the info `old` with the rows of `mask` taken from `new`. An entry that one of them lacks is zero there.
+
+    An entry with one value for all environments comes from `old`. Entries like ``final_obs`` are left out.
+    """
     out: dict[str, Any] = {}
     for name in {**old, **new}:
         if name in _FINAL:

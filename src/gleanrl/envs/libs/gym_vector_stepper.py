@@ -69,7 +69,7 @@ class VectorGymStepper(Stepper):
 
     # ----------------------------------------------------------------- carry
     def reset(self, mask: torch.Tensor | None = None) -> None:
-        """Start new episodes in all environments, or where `mask` is True."""
+        """Start new episodes where `mask` is True; in all environments if `mask` is None or there is no carry."""
         rows = None if mask is None or self._carry is None else mask.reshape(-1).cpu().numpy()
         if rows is not None and not rows.any():
             return
@@ -86,7 +86,11 @@ class VectorGymStepper(Stepper):
         return torch.from_numpy(self._limit.counts.copy())
 
     def load(self, root: TensorDictBase, steps: torch.Tensor | None = None) -> None:
-        """Take `root` as the carry."""
+        """Take copies of the entries of `root` as the carry; flags that it lacks are False.
+
+        Raises:
+            SchemaError: if an entry is missing, or has another shape or dtype.
+        """
         self.lease.take()
         self._carry = [loaded(root, c.key, c.shape, c.spec.dtype) for c in self._root_leaves]
         self._carry_flags[:] = False
@@ -96,20 +100,20 @@ class VectorGymStepper(Stepper):
         self._limit.counts[:] = 0 if steps is None else steps.numpy()
 
     def root(self) -> dict[Path, torch.Tensor]:
-        """Return the carry's leaves, ``(P, *leaf)``."""
+        """Return copies of the carry's leaves, ``(P, *leaf)``; reset first if there is no carry."""
         out = self._rows.copied(self._carry_arrays())
         flags = torch.from_numpy(self._carry_flags.copy()).unsqueeze(-1)
         return out | {(name,): flags[k] for k, name in enumerate(FLAGS)}
 
     def schema(self) -> Schema:
-        """Return the columns of `GymRows`; with NEXT_STEP also the mask of frames."""
+        """Return the columns of `GymRows`; with NEXT_STEP also the mask of frames. Reset first if there is no carry."""
         self._carry_arrays()
         mask = {MASK: Field(torch.Size(), torch.bool)} if self._masked else {}
         return Schema({**self._rows.schema().items(), **mask})
 
     # ----------------------------------------------------------------- block
     def bind(self, block: Block, actions_ready: bool, primed: Collection[Path] = ()) -> None:
-        """Write into `block` from now on; copy the carry into its row 0."""
+        """Write into `block` from now on; copy the carry into its row 0, and set all other flags to False."""
         self._simulator.require_open()
         carry = self._carry_arrays()
         self._last = block.num_steps - 1
@@ -138,7 +142,7 @@ class VectorGymStepper(Stepper):
 
     # ------------------------------------------------------------------ loop
     def step(self, t: int) -> None:
-        """Step with the actions of row `t`; reset where episodes end."""
+        """Step with the actions of row `t`; reset where episodes end if `rules.reset_when_done` is True."""
         actions = self._actions
         try:
             action = self._action(t) if actions is None else actions[t]

@@ -20,13 +20,17 @@ class ModelBasedEnvBase(EnvBase):
     False. Gradients flow through `rollout`.
 
     Args:
-        world_model: a TensorDict module; it writes observations and rewards under the environment's keys.
+        world_model: a TensorDict module; it writes observations and rewards under the environment's keys. It is moved
+            to `device`, in place.
         params: must be None: the model's own parameters are used.
         buffers: must be None: the model's own buffers are used.
-        device: see `EnvBase`.
+        device: see `EnvBase`; the default is the CPU.
         batch_size: see `EnvBase`; None for an environment that accepts TensorDicts of any batch size.
         run_type_checks: see `EnvBase`.
         allow_done_after_reset: see `EnvBase`.
+
+    Raises:
+        UnsupportedError: if `params` or `buffers` isn't None.
 
     Examples:
         >>> from tensordict import TensorDict
@@ -73,7 +77,11 @@ class ModelBasedEnvBase(EnvBase):
         self.world_model = world_model.to(self.device)
 
     def set_specs_from_env(self, env: Env) -> None:
-        """Copy the specs of another environment."""
+        """Replace all specs by copies of the specs of another environment.
+
+        Raises:
+            EnvironmentContractError: if they lack this environment's batch dimensions.
+        """
         for role in ROLES:
             setattr(self, f"full_{role}_spec", getattr(env, f"full_{role}_spec").clone())
 
@@ -86,6 +94,6 @@ class ModelBasedEnvBase(EnvBase):
         return outcome.select(*(key for key in keys if key in written), strict=False)
 
     def _set_seed(self, seed: int | None) -> None:
-        """Seed torch's global generator, from which the model draws."""
+        """Seed torch's global generator, from which the model draws; do nothing for None."""
         if seed is not None:
             torch.manual_seed(seed)
