@@ -103,16 +103,16 @@ class Direct(Slots):
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         """Write records to time steps that the caller chooses, without a writer.
 
-        One step, or a range of steps, that starts at `end` continues the ring. So does a write of all steps. Any other
-        write is a correction, also a batch at an int. It moves `end` only if the stored part grows.
+        One step, or a range of steps, that starts at `end` continues the ring. A range of all steps moves `end` to its
+        start. Any other write is a correction, also a batch at an int. It moves `end` only if the stored part grows.
 
         After an error no record has changed, but a first call may have fixed the schema and allocated the memory.
 
         Args:
-            cursor: an int for one record, or for records ``[steps, *batch]`` that are written to this step and the
-                following ones, not around the end of the ring. A range, slice, list or tensor of steps names one step
-                for each record, in any order. With ``ndim > 1``, a tuple with one index for each batch dimension
-                selects stored records. The write must leave no gap after the stored steps.
+            cursor: an int for one record, or for records ``[steps, *batch]`` that are written from this step on. They
+                may not wrap around the end of the ring. A range, slice, list or tensor of steps names one step for each
+                record, in any order. With ``ndim > 1``, a tuple with one index for each batch dimension selects stored
+                records. The write must leave no gap after the stored steps.
             data: the records.
             set_cursor: False leaves `end` unchanged, unless the stored part grows.
 
