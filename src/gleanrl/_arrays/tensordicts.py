@@ -146,7 +146,7 @@ def group_sizes(batch: Any, dims: int, prefix: Path = ()) -> dict[Path, tuple[in
 
 
 def empty_groups(batch: Any, prefix: Path = ()) -> list[Path]:
-    """Return the paths of nested TensorDicts that hold nothing at all."""
+    """Return the paths of nested TensorDicts that hold nothing at all; of a lazy stack only the first part counts."""
     if isinstance(batch, LazyStackedTensorDict):
         return empty_groups(batch.tensordicts[0], prefix)
     found: list[Path] = []

@@ -62,7 +62,10 @@ class FakeClock:
         self.advance(seconds)
 
     def await_item(self, queue: SimpleQueue[Any], seconds: float | None) -> None:
-        """Take an item from `queue`. If the queue is empty and `seconds` isn't None, sleep for `seconds` instead."""
+        """Take an item from `queue`. If the queue is empty and `seconds` isn't None, sleep for `seconds` instead.
+
+        With None and an empty queue, the call really waits for an item.
+        """
         if seconds is None or not queue.empty():
             queue.get()
         else:

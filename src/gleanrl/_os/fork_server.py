@@ -210,7 +210,7 @@ def _launch(entry: str, preload: Sequence[str]) -> Launcher:
             "entry": entry,
             "preload": modules,
         }
-        # as multiprocessing does
+        # The options of this interpreter, such as -O and -W, as multiprocessing passes them on.
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         # A separate session: Ctrl-C reaches only the user's program, which then ends the workers.
         process = subprocess.Popen(

@@ -193,7 +193,10 @@ def _aligned(size: int) -> int:
 
 
 def _mapped(descriptor: int, size: int) -> np.ndarray[Any, Any]:
-    """Map the first `size` bytes of a file. Unlike `mmap`, torch keeps no duplicate of the descriptor open."""
+    """Map the first `size` bytes of a file; raise `CapacityError` if that fails.
+
+    Unlike `mmap`, torch keeps no duplicate of the descriptor open.
+    """
     try:
         # A trial, because torch leaks a descriptor when the mapping fails.
         mmap.mmap(descriptor, size).close()
@@ -206,7 +209,7 @@ def _mapped(descriptor: int, size: int) -> np.ndarray[Any, Any]:
 
 
 def _reserve(descriptor: int, start: int, size: int) -> None:
-    """Reserve memory for a part of a segment now, so that later writes to it can't fail."""
+    """Reserve memory for a part of a segment now, so that later writes to it can't fail; else raise `CapacityError`."""
     left = available_memory()
     try:
         if left is not None and size > left:

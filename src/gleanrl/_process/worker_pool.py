@@ -74,7 +74,10 @@ def _ask_to_stop(worker: Worker, deadline: Deadline) -> bool:
 
 
 def _closing_error(worker: Worker, deadline: Deadline) -> BaseException | None:
-    """Return the error that a worker's service raised when it was closed, or None. Earlier answers are dropped."""
+    """Return the error that a worker's service raised when it was closed; None if it raised none by the deadline.
+
+    Earlier answers are dropped.
+    """
     poller = select.poll()
     poller.register(worker.channel.reading, select.POLLIN)
     with suppress(ChannelClosed):
@@ -161,7 +164,10 @@ class WorkerPool:
             raise
 
     def _start(self, index: int, generation: int, num_workers: int, make: MakeService) -> None:
-        """Start a worker and put it in the list of workers."""
+        """Start a worker, send its settings, and put it in the list of workers, in place of a former one.
+
+        The answer about its service is due then.
+        """
         number = next(self._numbers)
         process_state = (tuple(sys.path), os.getcwd(), dict(os.environ))
         entropy = (*self._family, index, generation)
@@ -314,7 +320,7 @@ class WorkerPool:
             raise
 
     def _finish(self, worker: Worker) -> None:
-        """Send the rest of a message after an interrupt. A worker that doesn't read it is lost."""
+        """Send the rest of a message after an interrupt. A worker that doesn't read it within 1 s is lost."""
         try:
             worker.channel.finish(Deadline(_TERM_S))
         except (ChannelClosed, ChannelFull):
@@ -479,7 +485,8 @@ class WorkerPool:
     def close(self, seconds: float | None = None, because: str = "") -> None:
         """End all workers: by a request, by SIGTERM, and by SIGKILL.
 
-        A second call ends workers that an interrupt of the first call left.
+        A second call ends workers that an interrupt of the first call left. The call does nothing in a fork of the
+        process that started the workers. It also closes the shared segment.
 
         Args:
             seconds: their common time limit to end by themselves; None for the limit of the timeouts.

@@ -95,7 +95,8 @@ def _shaped(shape: torch.Size, wanted: torch.Size) -> bool:
 def finite(runs: Runs) -> None:
     """Check that observations and rewards are finite.
 
-    Last observations may be NaN if the environment loses them (see `EnvTraits.loses_last`).
+    If the environment loses last observations (see `EnvTraits.loses_last`), outcomes in which an episode ended aren't
+    checked.
     """
     lost = EnvTraits.of(runs.env).loses_last
     for origin, leaves, after in runs.origins():
@@ -384,7 +385,11 @@ def check_env(env: Any, *, num_steps: int = 100, seed: int = 0, skip: Iterable[s
 
 
 def _environment(env: Env) -> Any:
-    """Return an environment by EnvBase's protocol, or a callable that makes one."""
+    """Return an environment by EnvBase's protocol, or a callable that makes one; gymnasium's environments are wrapped.
+
+    Raises:
+        InvalidTypeError: `env` is neither an environment nor callable.
+    """
     if isinstance(env, (gymnasium.Env, gymnasium.vector.VectorEnv)):
         return GymWrapper(env)
     if is_environment(env):

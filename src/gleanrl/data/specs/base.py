@@ -225,7 +225,7 @@ class Geometry(ABC):
         return len(self.shape)
 
     def numel(self) -> int:
-        """Return the number of elements of one value."""
+        """Return the number of elements of `shape`, with size 1 in dynamic dimensions."""
         return concrete(self.shape).numel()
 
     def expand(self, *shape: Any) -> Self:
@@ -599,19 +599,24 @@ class TensorSpec(Geometry):
 
     @abstractmethod
     def cardinality(self) -> int | float:
-        """Return the number of values that `enumerate` returns; infinity for continuous specs."""
+        """Return the number of values in the domain, without regard to masks; infinity for continuous specs.
+
+        Positions of a batch of choices take the same choice, as in `enumerate`.
+        """
 
     def enumerate(self, use_mask: bool = False) -> Any:
         """Return the values of a discrete spec, stacked along a new first dimension.
 
-        All elements of a batch take the same choice: in the first value all have choice 0, in the second choice 1.
+        All positions of a batch take the same choice: in the first value all have choice 0, in the second choice 1.
+        Several choices in one value give all combinations, and the last choice changes fastest. A `Choice` returns a
+        list of values instead.
 
         Args:
             use_mask: leave out the choices that a mask forbids.
 
         Raises:
-            UnsupportedError: if the domain isn't finite, has more than `MOST_ROWS` values, or its values have more
-                than 2**28 elements in all.
+            UnsupportedError: if the spec is `Bounded`, `Unbounded` or non-tensor, has more than `MOST_ROWS` values, or
+                its values have more than 2**28 elements in all.
         """
         raise UnsupportedError(f"enumerate: {self!r} has infinitely many values")
 

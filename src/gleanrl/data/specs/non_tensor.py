@@ -178,7 +178,10 @@ class NonTensor(Unbindable, TensorSpec):
 
 
 def same_object(a: Any, b: Any) -> bool:
-    """Return whether two objects are equal; arrays are equal if all their elements are."""
+    """Return whether two objects have the same type and are equal; arrays are equal if all their elements are.
+
+    Objects whose comparison raises count as unequal, unless they are identical.
+    """
     if a is b:
         return True
     if type(a) is not type(b):

@@ -231,7 +231,13 @@ class StackedMembers(TensorSpec):
         return self.specs if dim in (self.stack_dim, self.stack_dim - self.ndim) else super().unbind(dim)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the member itself for an integer along the dimension of the stack; for any other index a copy."""
+        """Return the member itself for an integer along the dimension of the stack.
+
+        For a key, return the entry of a stack of composites. For any other index, return a read-only copy.
+
+        Raises:
+            IndexRangeError: if the index is out of range.
+        """
         items = index if isinstance(index, tuple) else (index,)
         lead = [item for item in items[: self.stack_dim] if isinstance(item, slice) and item == slice(None)]
         at = items[self.stack_dim] if len(lead) == self.stack_dim == len(items) - 1 else None
