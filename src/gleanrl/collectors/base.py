@@ -388,7 +388,10 @@ class SourceCollector(ConfiguredCollector):
                 self.increment_version()
 
     def send_weights(self, weights: Any = None, worker_ids: Any = None) -> None:
-        """Send weights as `update_policy_weights_` does without a `weight_updater`; for use by updaters."""
+        """Send weights as `update_policy_weights_` does without a `weight_updater`; for use by updaters.
+
+        Background collection is suspended meanwhile, unless the source accepts weights at any time.
+        """
         with self._apart(worker_ids is None):
             self.source.push_weights(weights, worker_ids)
 

@@ -42,7 +42,7 @@ class _Retained(NamedTuple):
         return _frames(self.under_way.values()) + _frames(self.complete)
 
     def without(self, reason: str, under_way: Iterable[int] = (), num_complete: int = 0) -> _Retained:
-        """Return a copy without some trajectories, whose frames are counted as discarded.
+        """Return a copy without some trajectories, whose frames are counted as discarded, and without an open batch.
 
         Args:
             reason: reason of the discards.

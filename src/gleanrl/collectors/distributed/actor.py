@@ -45,7 +45,7 @@ from gleanrl.errors import CapacityError, ClosedError, SchemaError, WorkerError
 
 
 class Allowance:
-    """A queue of grants, indexed by the number of frames collected since it was empty.
+    """A queue of grants, each with the number of collected frames at which it is used up.
 
     A batch may hold fewer frames than were granted, if some steps were no frames. The missing frames stay granted.
 

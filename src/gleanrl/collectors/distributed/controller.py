@@ -51,7 +51,7 @@ class LocalNodes:
         self._arrivals = Arrivals(ray)
 
     def add(self, number: int, name: Name | None, offer: Offer) -> None:
-        """Add a node if it is on this machine; see `NodeMemory.opened`."""
+        """Add a node if this process can open its memory; see `NodeMemory.opened`."""
         found = NodeMemory.opened(name, offer)
         if found is not None:
             self._memories[number] = found
@@ -370,7 +370,11 @@ class NodeController:
             raise error
 
     def _got(self, number: int, ref: Any) -> Any:
-        """Return the result of a node's call; None if the node was lost."""
+        """Return the result of a node's call.
+
+        If the node was lost, handle the loss and return None. An exception of the call itself is raised here. If the
+        call was the first order under way, the order is dropped.
+        """
         try:
             return self._ray.get(ref)
         except self._runtime.losses as error:

@@ -113,7 +113,7 @@ class NodeEnd:
             self._left = found
 
     def answer(self, answer: Message) -> None:
-        """Send the answer of an order.
+        """Send the answer of an order. No effect if the owner has ended.
 
         Raises:
             Exception: the answer can't be pickled. Nothing was sent.
@@ -178,7 +178,10 @@ class Line:
         return self._num_sent
 
     def send_order(self, order: Any) -> int:
-        """Send an order and return its ticket: orders are numbered from 0."""
+        """Send an order and return its ticket: orders are numbered from 0.
+
+        An ended node raises no error here; the end of its `attend` call reports it.
+        """
         ticket = self._num_sent
         self._num_sent += 1  # counted first: after an interrupt, no later order reuses the ticket
         self._send(Message(ticket, order))
@@ -198,7 +201,7 @@ class Line:
         self._end.pull()
 
     def first(self) -> Message | None:
-        """Return the first answer that has arrived and was not dropped; None if there is none."""
+        """Return the first answer that has arrived and was not dropped; None without one, or if the node has ended."""
         try:
             found = self._end.first()
         except ChannelClosed:
@@ -311,7 +314,7 @@ class StoredShare(NodeShare):
         return batch
 
     def own(self, pool: BufferPool) -> TensorDictBase:
-        """Return a copy of the batch. Its memory comes from the parcels' pool, not from `pool`."""
+        """Return a copy of the batch. `Arrived.open` provides its memory, so `pool` is not used."""
         batch: TensorDictBase = self._arrived.open()
         return batch
 

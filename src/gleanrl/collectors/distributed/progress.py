@@ -143,7 +143,7 @@ class NodeProgress(NamedTuple):
         return after.with_node(number, ready=(), unwanted=unwanted, reset=True, afresh=True)
 
     def losing(self, number: int, frames: int, reason: str, losses: Losses) -> NodeProgress:
-        """Return the state after a node lost its actor. The next actor starts from scratch.
+        """Return the state after a node lost its actor. Its ready batches stay, its orders under way are dropped.
 
         Args:
             number: index of the node.

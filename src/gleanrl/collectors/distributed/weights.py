@@ -46,7 +46,7 @@ class BroadcastWeights:
         self._fields = fields
         self._follows = self._policy is not None
         self._all, self._own = Published(), dict[int, Published]()
-        # The policy's last published weights, in the object store's memory.
+        # The weights that were last published to all nodes, in the object store's memory.
         self._last: dict[Path, torch.Tensor] | None = None
         self._batches = 0
         self._lock = threading.Lock()

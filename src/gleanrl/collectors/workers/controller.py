@@ -387,7 +387,7 @@ class WorkerController:
         self._listed[worker][self._slot(lists.number)] = lists.number
 
     def _failed(self, worker: int, error: BaseException) -> None:
-        """Raise the error of a failed share, unless the share is unwanted."""
+        """Discard a failed share, and raise its error unless the share is unwanted."""
         unwanted = self.now.unwanted[worker]
         self._sweep(worker)
         self._raising.discard(worker)

@@ -198,7 +198,7 @@ class WorkerSource(Source):
         return named
 
     def stop_following(self) -> None:
-        """Publish only weights that are pushed."""
+        """Publish only pushed weights from now on."""
         if self._weights is not None:
             self._weights.stop_following()
 

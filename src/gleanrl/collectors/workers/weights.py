@@ -147,7 +147,7 @@ class SharedWeights:
                 self._publish({None: self._policy}, self.version)
 
     def stop_following(self) -> None:
-        """Publish only weights that are pushed."""
+        """Publish only pushed weights from now on."""
         with self._lock:
             self._follows = False
 
@@ -245,7 +245,10 @@ class SharedWeights:
         return self._own[worker].region if worker in self._own else None
 
     def behind(self, worker: int) -> int:
-        """Return the number of published versions that the worker hasn't copied yet."""
+        """Return the number of publications that the worker hasn't copied yet.
+
+        It is 0 while a change from common to separate weights, or back, is published but not copied.
+        """
         words = self._words[worker]
         published, pulled = words[PUBLISHED], words[PULLED]
         return 0 if published % 2 != pulled % 2 else (published - pulled) // 2
@@ -350,7 +353,10 @@ class PulledWeights(PolicyWeights):
         self._linked = WeightCopier(self.policy) if isinstance(self.policy, torch.nn.Module) else None
 
     def bind(self, segment: SharedSegment, region: Region | None, own: bool = False) -> None:
-        """Copy weights from a region: the region of all workers, or the worker's separate one (`own`)."""
+        """Copy weights from a region: the region of all workers, or the worker's separate one (`own`).
+
+        `refresh` does the copying. A region that is None has no effect.
+        """
         if region is not None:
             self._sources[own] = _Copies(segment, region)
 
