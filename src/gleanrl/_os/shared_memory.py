@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import repeat, starmap
@@ -135,3 +136,18 @@ class SharedMemory:
         descriptor = self.__dict__.pop("_descriptor", None)
         if descriptor is not None:
             os.close(descriptor)
+
+
+def fence() -> None:
+    """Order the memory accesses before the call ahead of those after it, as other processes see them.
+
+    A process that publishes data calls it between the data and the counter that says that the data are complete. The
+    reader calls it between the counter and the data. On x86 the processor keeps these orders itself, on ARM it doesn't.
+    """
+    # A new lock: no thread waits for it, and an interrupt can't leave it held for other callers.
+    lock = threading.Lock()
+    lock.acquire()
+    # No earlier access moves behind a release, no later one ahead of an acquisition, and the processor keeps this
+    # order of both. An acquisition followed by a release would let accesses from both sides in between.
+    lock.release()
+    lock.acquire()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import pickle
 import secrets
-import threading
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -25,7 +24,7 @@ from gleanrl._arrays.schema import Field
 from gleanrl._arrays.tensordicts import Path as KeyPath
 from gleanrl._os import fault_points
 from gleanrl._os.hugepages import ALIGNMENT
-from gleanrl._os.shared_memory import SharedMemory
+from gleanrl._os.shared_memory import SharedMemory, fence
 from gleanrl.data.replay_buffers.change_log import Change, ChangeLog, Run, Version, changes_in
 from gleanrl.data.replay_buffers.storages.allocators import as_column, check_room
 from gleanrl.errors import CapacityError, SchemaError
@@ -160,7 +159,7 @@ class StorageSegment:
         """Reset the piece numbers to 0 and mark them as valid, or mark them as invalid."""
         if count:
             self.pieces[:] = 0
-            _fence()  # all numbers are 0 before another process may see that they are valid
+            fence()  # all numbers are 0 before another process may see that they are valid
         self._head[_PIECES] = count
 
     @property
@@ -186,7 +185,7 @@ class StorageSegment:
             for column, journal in zip(self._bytes, self._journal, strict=True):
                 torch.index_select(column, 0, slots, out=journal[:count])
         self._head[_JOURNALED] = count
-        _fence()  # the journal is complete before the bit says so: `undo` would restore garbage otherwise
+        fence()  # the journal is complete before the bit says so: `undo` would restore garbage otherwise
         self._head[_STATE] |= _CHANGING
         fault_points.point("segment.begun")
 
@@ -196,7 +195,7 @@ class StorageSegment:
         other = (int(self._head[_STATE]) & 1) ^ 1
         start = _METADATA_STARTS[other]
         self._head[start : start + 4] = metadata
-        _fence()  # rows and metadata are complete before the state word selects them
+        fence()  # rows and metadata are complete before the state word selects them
         self._head[_STATE] = other  # one store that also clears `_CHANGING`
         fault_points.point("segment.committed")
 
@@ -207,11 +206,11 @@ class StorageSegment:
         """
         slots = self._slots[: int(self._head[_JOURNALED])] if self._bytes else torch.empty(0, device="cpu")
         self.log.forget()
-        _fence()  # the version changes before the rows do, so that readers notice
+        fence()  # the version changes before the rows do, so that readers notice
         if slots.shape[0]:
             for column, journal in zip(self._bytes, self._journal, strict=True):
                 column.index_copy_(0, slots, journal[: slots.shape[0]])
-        _fence()  # all rows are restored before the bit is cleared
+        fence()  # all rows are restored before the bit is cleared
         fault_points.point("segment.undo")
         self._head[_STATE] &= 1
 
@@ -254,7 +253,7 @@ class SharedLog(ChangeLog):
     @property
     def version(self) -> Version:  # type: ignore[override]
         """The present version. If it is read after records, it covers every write that began before."""
-        _fence()
+        fence()
         # Read in this order. If another process calls `renew` in between, the result has the new content. In the
         # other order it could equal an earlier version of the old content, and the change would be missed.
         changes = int(self._head[_CHANGES])
@@ -277,7 +276,7 @@ class SharedLog(ChangeLog):
         self._head[_NUM_RUNS] = 0
         self._head[_CONTENT] = secrets.randbits(62)
         self._head[_CHANGES] = 0
-        _fence()
+        fence()
 
     def forget(self) -> None:
         """Mark every slot as changed."""
@@ -294,14 +293,14 @@ class SharedLog(ChangeLog):
             self._head[_CHANGES] += count
         else:
             self._append(start, count, False)
-        _fence()
+        fence()
 
     def note_ranges(self, spans: list[tuple[int, int]], size: int, amended: bool = False) -> None:
         """Log that several ranges of slots are about to change (see `ChangeLog.note_ranges`)."""
         self._head[_SLOTS] = size
         for start, count in spans:
             self._append(start, count, amended)
-        _fence()
+        fence()
 
     def _append(self, start: int, count: int, amended: bool) -> None:
         number = int(self._head[_NUM_RUNS])
@@ -329,10 +328,3 @@ def _length_of(fields: Sequence[Field], num_rows: int) -> list[int]:
     """Return the offsets of the generations, of each field's column, and of the end."""
     sizes = [8, *(field.row_bytes for field in fields)]
     return [*accumulate((-(-num_rows * size // ALIGNMENT) * ALIGNMENT for size in sizes), initial=0)]
-
-
-def _fence() -> None:
-    """Order the memory accesses before the call ahead of those after it, as other processors see them."""
-    lock = threading.Lock()  # a new lock: no thread waits for it, and an interrupt can't leave it held
-    lock.acquire()
-    lock.release()
