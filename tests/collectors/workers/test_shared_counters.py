@@ -8,8 +8,11 @@ import pytest
 from gleanrl._process.shared_columns import STEP, WORK
 from gleanrl.collectors.frame_accounting import Episode
 from gleanrl.collectors.source import Grant
+from gleanrl.collectors.workers import shared_counters
 from gleanrl.collectors.workers.shared_counters import (
+    BEGUN,
     CUT,
+    EPISODES,
     GRANTED,
     NEXT_ID,
     REASONS,
@@ -17,6 +20,7 @@ from gleanrl.collectors.workers.shared_counters import (
     Share,
     SharedCounters,
 )
+from tests.collectors.workers.traced import TracedWords
 
 
 def made(num_slots: int = 2) -> SharedCounters:
@@ -127,3 +131,25 @@ def test_the_last_hundred_episodes_are_kept_with_the_times_of_their_ends() -> No
         and found[0] == (24.0, Episode(153.0, 153))
         and found[-1] == (203.0, Episode(252.0, 252))
     )
+
+
+def test_a_fence_precedes_each_published_counter_and_follows_each_read_one(monkeypatch) -> None:
+    traced = TracedWords(monkeypatch, shared_counters)
+    counters, log = SharedCounters(traced, 2), traced.log  # type: ignore[arg-type]
+
+    def logged(call):
+        log.clear()
+        call()
+        return log
+
+    assert logged(lambda: counters.grant(Grant(5), False))[-2:] == ["fence", ("write", GRANTED)]
+    assert logged(counters.begin)[:3] == [("read", BEGUN), ("read", GRANTED), "fence"]
+    assert logged(lambda: counters.note_episodes(1, [Episode(1.0, 3)], 0.0, 1.0))[-2:] == [
+        "fence",
+        ("write", EPISODES),
+    ]
+    share = Share(False, 5, 5, 0, 0, "")
+    assert logged(lambda: counters.finish(0, share))[-2:] == ["fence", ("write", SERVED)]
+    assert logged(lambda: counters.num_served) == [("read", SERVED), "fence"]
+    assert logged(lambda: counters.frames)[:2] == [("read", SERVED), "fence"]
+    assert logged(counters.recent_episodes)[:2] == [("read", EPISODES), "fence"]

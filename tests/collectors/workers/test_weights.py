@@ -7,10 +7,13 @@ import threading
 import pytest
 import torch
 
+from gleanrl.collectors.workers import weights as weights_module
+from gleanrl.collectors.workers.shared_counters import PUBLISHED, WRITING
 from gleanrl.data import LazyTensorStorage, ReplayBuffer
 from gleanrl.errors import IndexRangeError, InvalidTypeError, SchemaError
 from tests.collectors.helpers import Net
 from tests.collectors.workers.crews import collecting, values
+from tests.collectors.workers.traced import TracedWords
 
 
 def test_the_next_batch_shows_changed_weights() -> None:
@@ -121,3 +124,32 @@ def test_pushed_weights_survive_a_concurrent_refresh() -> None:
             weights._publish({None: Net(0.25)}, 1, False)
         thread.join()
         assert values(collector.next()) == [0.25]
+
+
+def test_fences_order_the_weights_and_their_counters(monkeypatch) -> None:
+    policy = Net(0.5)
+    with collecting("sync", 1, policy) as collector:
+        weights = collector._worker_source._weights
+        words, seen = weights._words[0], []
+
+        def observed() -> None:
+            number = words[WRITING]
+            value = float(weights._all.weights(number)["value"][0])
+            seen.append((number, words[PUBLISHED], value))
+
+        weights._publish({None: Net(0.25)}, 1)
+        weights._publish({None: Net(0.25)}, 1)
+        number = words[WRITING]
+        monkeypatch.setattr(weights_module, "fence", observed)
+        weights._publish({None: Net(0.75)}, 2)
+        assert seen == [(number + 1, number * 2, 0.25), (number + 1, number * 2, 0.75)]
+
+        traced = TracedWords(monkeypatch, weights_module, words)
+        pulled = weights_module.PulledWeights(policy, None, traced)  # type: ignore[arg-type]
+        pulled.bind(weights._segment, weights.region)
+        read = pulled._linked.read
+        monkeypatch.setattr(pulled._linked, "read", lambda found: (traced.log.append("copy"), read(found)))
+        pulled.refresh()
+        assert policy.value[0] == 0.75 and traced.log[0] == ("read", PUBLISHED)
+        begin = traced.log.index("fence")
+        assert traced.log[begin : begin + 4] == ["fence", "copy", "fence", ("read", WRITING)]

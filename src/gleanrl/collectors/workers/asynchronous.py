@@ -100,7 +100,7 @@ class AsynchronousSource(WorkerSource):
             self.controller.now.num_consumed[worker],
             self.controller.now.num_consumed[worker] + self.controller.under_way(worker),
         ):
-            if number < counters.words[SERVED]:
+            if number < counters.num_served:
                 share = counters.share(number)
                 frames += 0 if share.failed else share.frames
             else:

@@ -234,7 +234,7 @@ class WorkerController:
         """
         self._sweep(worker)
         number, counters = self.now.num_consumed[worker], self.counters[worker]
-        if counters.words[SERVED] <= number or self.now.unwanted[worker] or self.raises(worker):
+        if counters.num_served <= number or self.now.unwanted[worker] or self.raises(worker):
             return False
         if counters.is_short(number):
             made, granted = counters.share(number).num_steps, counters.granted_steps(number)
@@ -265,7 +265,7 @@ class WorkerController:
     def _sweep(self, worker: int) -> None:
         """Discard a worker's next finished shares while they are unwanted or failed."""
         counters = self.counters[worker]
-        while (number := self.now.num_consumed[worker]) < counters.words[SERVED]:
+        while (number := self.now.num_consumed[worker]) < counters.num_served:
             if not (self.now.unwanted[worker] or counters.has_failed(number)):
                 return
             if not self.now.unwanted[worker]:

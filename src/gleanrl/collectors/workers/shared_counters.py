@@ -5,8 +5,8 @@ unchanged.
 
 The owner writes a grant into its slot, then increments `GRANTED`. The worker writes the results of the share into the
 slot, then increments `SERVED`. Grant n uses slot n modulo the number of slots, and the worker's block of that number.
-The counter is stored last, so a reader that sees it also sees the slot. On x86, processes see each other's stores in
-order. Other processors rely on the system calls between a store and the other side's read.
+The counter is stored last, so a reader that sees it also sees the slot and the block. A `fence` between the slot and
+the counter keeps this order on every processor, on both sides.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from gleanrl._os.shared_memory import fence
 from gleanrl._process.shared_columns import OWN, STEP, WORK
 from gleanrl.collectors.frame_accounting import NUM_RECENT, Episode
 from gleanrl.collectors.source import Grant
@@ -95,7 +96,16 @@ class SharedCounters:
         words[slot + _NUM_STEPS], words[slot + _RANDOM] = grant.num_steps, grant.random
         words[slot + _MOST] = -1 if grant.most is None else grant.most
         words[slot + _RESET] = reset
+        # The grant is complete before the worker sees its number. The owner has also read the slot's previous share.
+        fence()
         words[GRANTED] = number + 1
+
+    @property
+    def num_served(self) -> int:
+        """Number of finished shares. Read it before their results and rows."""
+        number = self.words[SERVED]
+        fence()  # the results and rows are read after the counter that says that they are complete
+        return number
 
     def has_failed(self, number: int) -> bool:
         """Return whether a finished share failed."""
@@ -125,11 +135,12 @@ class SharedCounters:
     @property
     def frames(self) -> int:
         """Number of frames of all finished shares."""
-        return self.words[_TOTALS + self.words[SERVED] % 2]
+        return self.words[_TOTALS + self.num_served % 2]
 
     def recent_episodes(self) -> list[tuple[float, Episode]]:
         """Return the last ended episodes in order, each with the time of its end."""
         count = self.words[EPISODES]
+        fence()  # the ring is read after the counter
         # One copy of the ring, since the worker may write to it meanwhile.
         found = self.floats[_RECENT : _RECENT + 3 * NUM_RECENT].tolist()
         places = [3 * (number % NUM_RECENT) for number in range(max(count - NUM_RECENT, 0), count)]
@@ -156,6 +167,7 @@ class SharedCounters:
         words, number = self.words, self.words[BEGUN]
         if number == words[GRANTED]:
             return None
+        fence()  # the grant is read, and the block written, after the counter was seen
         slot = self._slot(number)
         most = words[slot + _MOST]
         grant = Grant(words[slot + _NUM_STEPS], bool(words[slot + _RANDOM]), None if most < 0 else most)
@@ -177,6 +189,7 @@ class SharedCounters:
             at = _RECENT + 3 * ((count - len(episodes) + position - 1) % NUM_RECENT)
             self.floats[at] = begun + (ended - begun) * position / len(episodes)
             self.floats[at + 1], self.floats[at + 2] = episode
+        fence()  # the episodes are complete before the owner sees their number
         self.words[EPISODES] = count
 
     def finish(self, number: int, share: Share) -> None:
@@ -187,6 +200,7 @@ class SharedCounters:
         words[slot + _EXCESS] = share.excess
         words[slot + _REASON] = REASONS.index(share.reason) if share.failed else 0
         words[_TOTALS + (number + 1) % 2] = words[_TOTALS + number % 2] + share.frames + share.excess
+        fence()  # the results and the block's rows are complete before the owner sees the number
         words[SERVED] = number + 1
 
     def __repr__(self) -> str:

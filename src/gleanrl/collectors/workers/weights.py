@@ -23,6 +23,7 @@ from tensordict import TensorDict, TensorDictBase
 from gleanrl._arrays.schema import Field, Schema
 from gleanrl._arrays.tensordicts import Path, flatten
 from gleanrl._os.interrupts import to_the_end
+from gleanrl._os.shared_memory import fence
 from gleanrl._process.shared_columns import Region, SharedRows, SharedSegment
 from gleanrl.collectors.policy_weights import (
     PolicyWeights,
@@ -196,7 +197,8 @@ class SharedWeights:
         """Write weights, then publish all of them at once. The caller holds the lock.
 
         The order of the stores matters. `WRITING` comes first, so that a worker that is copying from the same memory
-        notices. `PUBLISHED` comes last, so that a worker that sees it finds the weights complete.
+        notices. `PUBLISHED` comes last, so that a worker that sees it finds the weights complete. The fences keep this
+        order on every processor.
 
         Args:
             by_worker: weights by worker; the key None means all workers.
@@ -208,11 +210,13 @@ class SharedWeights:
             number = copies.number + 1
             for words in self._counters_of(worker):
                 words[WRITING if worker is None else WRITING_OWN] = number
+            fence()
             if self._linked is not None and weights is self._policy:
                 self._linked.write(copies.weights(number))
             else:
                 copy_weights(weights_of(weights), copies.weights(number))
             copies.version(number)[0] = version
+        fence()
         numbers = {worker: self._copies(worker).number + 1 for worker in by_worker}
 
         def change() -> None:
@@ -376,8 +380,10 @@ class PulledWeights(PolicyWeights):
         while True:
             number, own = divmod(published, 2)
             source = self._sources[own == _OWN]
+            fence()  # the weights are read after `PUBLISHED`
             self._linked.read(source.weights(number))  # may read a copy that the owner has begun to overwrite
             version = int(source.version(number)[0])
+            fence()  # and before `WRITING`
             # Copy `number + 2` overwrites this one. If its writing hasn't begun, the read was consistent.
             if self._words[WRITING_OWN if own else WRITING] < number + _NUM_BLOCKS:
                 break
