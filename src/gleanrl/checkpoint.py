@@ -184,7 +184,7 @@ class Checkpoint:
             raise
 
     def _parts_in(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the saved states by name, after checking that they have the names of the parts."""
+        """Return the saved states by name; raise `SchemaError` unless they have the names of the parts."""
         parts = state.get("parts")
         if not isinstance(parts, Mapping):
             raise SchemaError(

@@ -150,7 +150,11 @@ class Folder:
 
     @staticmethod
     def _write(writer: FileWriter, kind: str, state: Any) -> bytes:
-        """Write the data files and then the manifest, and sync them; return the manifest's bytes."""
+        """Write the data files and then the manifest, and sync them; return the manifest's bytes.
+
+        Raises:
+            CheckpointError: a value can't be saved, or the manifest is longer than `MOST_BYTES`.
+        """
         tree = Encoder(writer.store, writer.attach, writer.segments, writer.pieces).tree(state)
         manifest = Manifest(kind, tree, *writer.write(), _libraries()).encoded()
         if len(manifest) > MOST_BYTES:
@@ -236,7 +240,7 @@ class Folder:
                 )
 
     def _retire(self, checkpoints: list[tuple[int, Path]]) -> None:
-        """Remove older checkpoints. An error is only a warning, because the new checkpoint is already complete."""
+        """Remove older checkpoints. The first error ends the call with a warning: the new checkpoint is complete."""
         try:
             for _, old in checkpoints:
                 self._remove(old)

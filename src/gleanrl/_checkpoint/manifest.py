@@ -362,7 +362,7 @@ def _encoded_extents(extents: Extents) -> dict[str, str]:
 
 
 def _extents(body: Mapping[str, Any], files: Sequence[DataFile]) -> Extents:
-    """Return the extents, after a check that they lie within their files and don't overlap.
+    """Return the extents; raise `CorruptCheckpointError` unless they lie within their files and don't overlap.
 
     Otherwise a small file could claim to contain any amount of data.
     """

@@ -168,7 +168,7 @@ class ArrayPieces:
             yield start, min(start + rows, self.shape[0])
 
     def tensor(self) -> torch.Tensor:
-        """Return the whole tensor in memory."""
+        """Return the whole tensor in new CPU memory, after calls of `make` for all rows in this thread."""
         made = torch.empty(self.shape, dtype=self.dtype, device="cpu")
         if made.numel():
             data = rows_of(made)

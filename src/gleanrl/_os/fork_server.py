@@ -197,7 +197,11 @@ def shut_down() -> None:
 
 
 def _launch(entry: str, preload: Sequence[str]) -> Launcher:
-    """Start a launcher process, and return once it is ready to fork."""
+    """Start a launcher process, and return once it is ready to fork.
+
+    Raises:
+        LaunchError: it isn't ready after 120 s, or reports an error. The process is killed then.
+    """
     links: list[socket.socket] = []
     process: subprocess.Popen[bytes] | None = None
     try:
@@ -260,7 +264,7 @@ def _path(modules: Iterable[str]) -> list[str]:
 
 
 def _first_message(link: socket.socket) -> str:
-    """Return the launcher's first message: "ready", or the reason why it can't start."""
+    """Return the launcher's first message: "ready", or the reason why it can't start; `LaunchError` after 120 s."""
     poller = select.poll()
     poller.register(link, select.POLLIN)
     if not poller.poll(_READY_S * 1000):

@@ -162,7 +162,8 @@ class Worker:
     def is_late(self) -> bool:
         """Return whether the worker has stayed at one item for too long.
 
-        If it made progress, restart its time limit.
+        If it made progress, restart its time limit. Otherwise a grace period of up to 0.5 s begins at the first call
+        after the limit, and the worker is late after it.
         """
         if not self._deadline.passed():
             return False

@@ -370,7 +370,11 @@ class WorkerPool:
         return sorted(answers, key=lambda answer: answer.worker)
 
     def _next(self, worker: Worker) -> WorkerAnswer | None:
-        """Return the next answer of a worker if it has arrived. Answers that are no longer due are dropped."""
+        """Return the next answer of a worker, or None if none has arrived. Answers that are no longer due are dropped.
+
+        A lost worker answers with its loss, after the answers that arrived before it. Each answer that arrives restarts
+        the worker's time limit.
+        """
         index, due, inbox = worker.index, worker.due, worker.channel.inbox
         if worker.loss is None:
             if not inbox:

@@ -102,7 +102,10 @@ def inherited(cls: type, name: str) -> Any:
 
 
 def is_like(value: Any, now: Any) -> bool:
-    """Return whether a value equals `now`, apart from array contents and changes within containers."""
+    """Return whether a value equals `now`, apart from array contents and changes within containers and objects.
+
+    Any value is like None.
+    """
     if now is None:
         return True
     if isinstance(now, (np.ndarray, torch.Tensor)):

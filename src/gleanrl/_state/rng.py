@@ -111,7 +111,10 @@ class GlobalGenerators(Stateful[Places]):
 
 
 def check_position(state: Any) -> None:
-    """Raise `ValueError` if a NumPy generator's position lies outside of its state. NumPy would read out of bounds."""
+    """Raise `ValueError` if a NumPy generator's position lies outside of its state. NumPy would read out of bounds.
+
+    Only MT19937 and Philox have such a position; states of other kinds pass.
+    """
     kind = state["bit_generator"]
     most = {_TWISTER: 624, "Philox": 4}.get(kind)
     position = state["state"]["pos"] if kind == _TWISTER else state.get("buffer_pos", 0)
@@ -172,7 +175,11 @@ def seeds_later() -> Iterator[None]:
 
 @contextmanager
 def distinct_seeds() -> Iterator[None]:
-    """Save several unused generators with different seeds, in the order in which they are saved."""
+    """Save several unused generators with different seeds, in the order in which they are saved.
+
+    The seeds are the ones that the global generator would draw next; it doesn't advance. Within `seeds_later`,
+    generators are still saved without a seed.
+    """
     token = _seeds.set(_seeds.get() or _like_the_global())
     try:
         yield

@@ -279,7 +279,11 @@ def _discount(gamma: float) -> float:
 
 
 def _reward_paths(keys: list[NestedKey] | NestedKey | None) -> list[Path] | None:
-    """Return the paths of `keys`; a string or a tuple is one (nested) key, a list holds several keys."""
+    """Return the paths of `keys`; a string or a tuple is one (nested) key, a list holds several keys.
+
+    Raises:
+        InvalidArgumentError: the list is empty, or has a key twice.
+    """
     if keys is None:
         return None
     if isinstance(keys, (str, tuple)):

@@ -132,7 +132,10 @@ def seed(runs: Runs) -> None:
 
 
 def _difference(a: Trace, b: Trace) -> tuple[str, Path, torch.Tensor, torch.Tensor] | None:
-    """Return the first difference of two runs: its place, its path, and both values."""
+    """Return the first difference of two runs: its place, its path, and both values; None if there is none.
+
+    Entries that only `b` has don't count. A value that `b` lacks is shown as an empty tensor.
+    """
     pairs = [("reset", a.first, b.first)]
     for t, (one, two) in enumerate(zip(a.steps, b.steps, strict=True)):
         pairs += [

@@ -181,7 +181,10 @@ def _record(leaf: Leaf) -> Leaf:
 
 
 def same(a: Leaf, b: Leaf) -> bool:
-    """Return whether two leaves have the same shape, dtype and values; NaN equals NaN, and -0.0 equals 0.0."""
+    """Return whether two leaves have the same shape, dtype and values; NaN equals NaN, and -0.0 equals 0.0.
+
+    Empty tensors of one dtype are equal.
+    """
     a, b = _record(a), _record(b)
     if isinstance(a, ObjectColumn) or isinstance(b, ObjectColumn):
         return isinstance(a, ObjectColumn) and a.equal(b)

@@ -378,7 +378,12 @@ class Geometry(ABC):
         return shape[:cut]
 
     def _dim(self, name: str, dim: int, new: int = 0) -> int:
-        """Return `dim` as a non-negative batch dimension."""
+        """Return `dim` as a non-negative batch dimension.
+
+        Raises:
+            IndexRangeError: if it is out of range for the shape with `new` more dimensions.
+            InvalidArgumentError: if it belongs to the encoding of one value.
+        """
         limit = self.ndim + new
         if not -limit <= dim < limit:
             raise IndexRangeError(f"{name}: dimension {dim} is out of range for shape {tuple(self.shape)}")

@@ -172,7 +172,7 @@ class ChoiceSpace(Box):
 
     @cached_property
     def allowed(self) -> Allowed:
-        """The allowed positions of the mask, sorted for draws."""
+        """The allowed positions of the mask, sorted for draws; combinations for a joint mask. There must be a mask."""
         if self.joint is not None:
             return Allowed.of(self.combinations)
         assert self.by_index is not None
