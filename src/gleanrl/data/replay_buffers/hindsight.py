@@ -35,7 +35,8 @@ class HERReplayBuffer(TensorDictReplayBuffer):
     never change. Trajectories end as in `SliceSampler`. An unfinished trajectory offers its stored steps.
 
     `sampler` and `set_sampler` accept a `RandomSampler`, `SamplerWithoutReplacement`, `PrioritizedSampler` or a slice
-    sampler. The sampler also draws the goals, so its seed and its state cover them.
+    sampler. The sampler also draws the goals, so its seed and its state cover them. The passed object itself is changed
+    for that. The relabelling is the transform at index 0, so indexing the buffer returns copies.
 
     Args:
         reward_fn: maps the relabelled rows, a TensorDict ``[k]`` with all their entries, to their rewards. It returns
@@ -51,6 +52,7 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         **options: see `TensorDictReplayBuffer`. Further transforms act on relabelled batches.
 
     Raises:
+        InvalidTypeError: `reward_fn` isn't callable.
         InvalidArgumentError: a ratio out of range, or an unknown strategy.
         UnsupportedError: a sampler of another kind.
 
@@ -114,7 +116,11 @@ class HERReplayBuffer(TensorDictReplayBuffer):
         self.transforms.insert(0, self._relabel, False)
 
     def set_sampler(self, sampler: Sampler | Callable[[], Sampler]) -> Sampler:
-        """Use another sampler, which draws the goals from now on. Return the old one, without hindsight."""
+        """Use another sampler, which draws the goals from now on. Return the old one, without hindsight.
+
+        Raises:
+            UnsupportedError: a sampler of a kind that can't draw goals; the buffer keeps its sampler.
+        """
         return without_hindsight(super().set_sampler(partial(self._seeing_goals, sampler)))
 
 
@@ -136,7 +142,12 @@ class _Relabel:
         self._reward_fn, self._goal, self._reward = reward_fn, goal, reward
 
     def __call__(self, batch: TensorDictBase) -> TensorDictBase:
-        """Relabel a batch in place if it was drawn with goals; leave any other batch unchanged."""
+        """Relabel a batch in place if it was drawn with goals, and return it; leave any other batch unchanged.
+
+        Raises:
+            MissingKeyError: the batch lacks the desired goal or the reward.
+            SchemaError: the goals differ in shape, or `reward_fn` returned no tensor or another number of rewards.
+        """
         chosen: Any = batch.pop(CHOSEN, None)
         if chosen is None:
             return batch

@@ -89,12 +89,17 @@ class BufferLock:
         return None if self._storage is None else self._storage()
 
     def share(self, storage: Shared) -> None:
-        """Exclude other processes from now on, for all buffers with this lock. The caller holds it."""
+        """Exclude other processes from now on, for all buffers with this lock. The caller holds the lock.
+
+        A new thread lock replaces the present one.
+        """
         self._storage = weakref.ref(storage)
         self.after_fork(())
 
     def give_way(self) -> None:
         """Let a waiting learner acquire the lock first. The caller doesn't hold the lock.
+
+        Waits for about 1 ms at most, then clears `learner_waits`.
 
         Python's locks aren't fair. A thread that releases and re-acquires a lock gets it before a waiting thread wakes
         up. Next to a thread that only writes, a learner would draw a few times a second.
@@ -106,7 +111,7 @@ class BufferLock:
         self.learner_waits = False  # the learner was interrupted or has no CPU: don't delay further writes
 
     def after_fork(self, lineage: tuple[int, ...]) -> None:
-        """Replace the lock by a free one."""
+        """Replace the lock by a free one, for which no learner waits."""
         self.threads = threading.RLock()
         self.learner_waits = False
         self.outer: Callable[[], Any] = no_holder
@@ -177,7 +182,7 @@ def take(lock: threading.RLock, noted: list[Any]) -> None:
 
 
 def give_up(lock: threading.RLock, noted: list[Any]) -> None:
-    """Release a lock once for each entry of `noted`, within one call of C code."""
+    """Release a lock once for each entry of `noted` and remove the entry, within one call of C code."""
     deque(starmap(lock.release, map(noted.pop, range(len(noted)))), 0)
 
 

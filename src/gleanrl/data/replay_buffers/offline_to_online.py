@@ -46,10 +46,11 @@ class OfflineToOnlineReplayBuffer:
         online_capacity: instead of `online_storage`, the capacity of a new `LazyTensorStorage`.
         offline_fraction: the fraction of a batch that comes from the data set, above 0 and below 1.
         batch_size: the default number of transitions in a batch.
-        transform: a transform of whole batches; see `ReplayBuffer`.
+        transform: a transform of whole batches; see `ReplayBuffer`. It never acts on writes.
         **dataset_kwargs: arguments of data sets by name, which aren't supported.
 
     Raises:
+        InvalidTypeError: `offline_dataset` has no `sample` or no length, or there are `dataset_kwargs`.
         InvalidArgumentError: a bad value, or not exactly one of `online_storage` and `online_capacity`.
         UnsupportedError: `offline_dataset` is a name.
 
@@ -125,7 +126,7 @@ class OfflineToOnlineReplayBuffer:
         return self._online
 
     def __len__(self) -> int:
-        """Return the number of transitions in both."""
+        """Return the sum of the lengths of both."""
         return len(self._offline) + len(self._online)
 
     def extend(self, data: Any) -> torch.Tensor:
@@ -136,7 +137,7 @@ class OfflineToOnlineReplayBuffer:
         """Reduce the data set's fraction linearly, from its value at construction to 0.
 
         Args:
-            step: the present step, 0 or more.
+            step: the present step, 0 or more. Only this number counts, not the earlier calls.
             total_steps: the step at which the fraction reaches 0; it stays 0 afterwards.
         """
         done = min(non_negative("step", step) / positive("total_steps", total_steps), 1.0)

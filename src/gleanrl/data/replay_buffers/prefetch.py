@@ -55,7 +55,7 @@ class PendingSample(NamedTuple):
         return self.storage.version.content != self.version.content
 
     def fetch(self, paths: tuple[Path, ...] | None = None, flags: tuple[Path, ...] | None = None) -> Fetched:
-        """Return the records, taking no lock; ``Fetched(None, None)`` if the content is gone meanwhile.
+        """Return the records, taking no lock; ``Fetched(None, None)`` if they can't be read because they are gone.
 
         Args:
             paths: the columns to fetch; None for all.
@@ -244,7 +244,7 @@ class Prefetcher:
 
     @property
     def wants_more(self) -> bool:
-        """Whether to draw another batch; False while the last queued draw ends an epoch."""
+        """Whether to draw another batch: at most `depth` are queued, and the last one doesn't end an epoch."""
         return len(self._queue) <= self.depth and not (self._queue and self._queue[-1][0].ran_out)
 
     @property
@@ -253,12 +253,12 @@ class Prefetcher:
         return self._workers.forked
 
     def put(self, ticket: PendingSample) -> None:
-        """Add a draw to the queue and start fetching its records."""
+        """Add a draw to the queue. A thread fetches its records, unless the fetch is left to the caller of `take`."""
         self._leave_parent()
         self._queue.append((ticket, self._start(ticket)))
 
     def take(self) -> tuple[PendingSample, Coming]:
-        """Return the oldest draw, and the job or deferred fetch of its records."""
+        """Remove and return the oldest draw, and the job or deferred fetch of its records."""
         ticket, coming = self._queue.popleft()
         return ticket, coming or Undelivered(self, ticket)
 
@@ -271,7 +271,7 @@ class Prefetcher:
             self._by_threads, self._pause = self._pause, min(2 * self._pause, _MOST)
 
     def forget_gone(self) -> None:
-        """Drop batches of an old content: the user cleared or loaded the storage directly."""
+        """Drop batches of an old content from the front: the user cleared or loaded the storage directly."""
         while self._queue and self._queue[0][0].is_gone:
             self._queue.popleft()
 
@@ -301,7 +301,7 @@ class Prefetcher:
         return self._queue[0][0].position
 
     def clear(self) -> None:
-        """Drop every queued batch."""
+        """Drop every queued batch. Threads finish the fetches that have begun."""
         self._queue.clear()
 
     def __iter__(self) -> Iterator[PendingSample]:
@@ -337,7 +337,7 @@ class Undelivered:
         self._queue, self._ticket = queue, ticket
 
     def result(self) -> Fetched:
-        """Fetch and return the records."""
+        """Fetch and return the records, and record the duration; each call fetches again."""
         start = monotonic()
         fetched = self._ticket.fetch()
         self._queue.took(monotonic() - start)
@@ -349,7 +349,11 @@ Coming = Job[Fetched] | Undelivered
 
 
 def make_prefetcher(depth: Any, threads: Any) -> Prefetcher | None:
-    """Return the prefetcher for a buffer's `prefetch` and `prefetch_threads`; None for no prefetching."""
+    """Return the prefetcher for a buffer's `prefetch` and `prefetch_threads`; None for no prefetching.
+
+    Raises:
+        InvalidArgumentError: a negative number, or threads without prefetching.
+    """
     depth = 0 if depth is None else non_negative("prefetch", depth)
     threads = 0 if threads is None else non_negative("prefetch_threads", threads)
     if not depth:

@@ -56,7 +56,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     Batches carry ``index`` (``(n,)`` int64, or ``(n, ndim)`` coordinates) and the sampler's extra entries. These are
     the importance weights ``_weight`` and ``priority_weight`` with ``_generation``, or the flags of cut slices.
-    `extend` leaves these keys out when a batch is written again, and never modifies its argument.
+    `extend` leaves these keys out when a batch is written again, and never modifies its argument. Records must be
+    TensorDicts: `add` and `extend` raise `InvalidArgumentError` for any others, also for tensorclasses.
 
     Args:
         priority_key: key of the priorities, for `add`, `extend` and `update_tensordict_priority`.
@@ -96,12 +97,15 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     @outside_graphs
     def add(self, data: Any) -> Any:
-        """Store one TensorDict, with its priority at `priority_key` if it has one; see `ReplayBuffer.add`."""
+        """Store one TensorDict, with its priority at `priority_key` if it has one; see `extend`."""
         return self._intake.store(data, True, "add", True)
 
     @outside_graphs
     def extend(self, data: Any, *, update_priority: bool | None = None) -> torch.Tensor:
         """Store many TensorDicts, the oldest first; see `ReplayBuffer.extend`.
+
+        Their values at `priority_key`, if present, become the priorities of a prioritized sampler. A bad priority
+        raises as in `update_tensordict_priority`, and nothing is stored.
 
         Args:
             data: see `ReplayBuffer.extend`.
@@ -122,6 +126,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
         Raises:
             MissingKeyError: no ``index``.
+            IndexRangeError: see `update_priority`; nothing changed.
             SchemaError: the entry doesn't fit the batch; nothing changed.
             InvalidArgumentError: a priority that is negative, infinite or NaN; nothing changed.
         """
@@ -183,7 +188,7 @@ def copies_at_once(buffer: Any) -> bool:
 
 
 def _prioritized(options: dict[str, Any], *rule: Any) -> PrioritizedSampler:
-    """Return the sampler of a preset; `InvalidArgumentError` if the options contain another sampler."""
+    """Return the sampler of a preset and remove ``"sampler"`` from the options; `InvalidArgumentError` if it is set."""
     if options.pop("sampler", None) is not None:
         raise InvalidArgumentError(
             "sampler: this buffer creates its own PrioritizedSampler; leave sampler out, or use a ReplayBuffer or "

@@ -29,7 +29,7 @@ class SamplesPerInsert:
 
     A call that may proceed processes all of its rows at once. So `due` exceeds the tolerance by one call's rows at most
     (times `ratio` for an insert). Inserts and samples never wait at the same time. A larger tolerance makes them wait
-    less often; with 0 they alternate.
+    less often; with 0 they alternate. Once all threads that insert are known to have ended, samples wait no longer.
 
     A limiter has no state, so several buffers may use the same one. Each buffer has its own counts.
 
@@ -38,7 +38,8 @@ class SamplesPerInsert:
             ratio of 8 gives two samples for each insert.
         min_size: the number of records that must be stored before the first sample, 1 or more.
         tolerance: by how many sampled rows either side may be ahead, 0 or more; infinity for no limit.
-        timeout_s: after so many seconds a waiting call raises `RateLimiterTimeoutError`; None for no limit.
+        timeout_s: after so many seconds a waiting call raises `RateLimiterTimeoutError`; None for no limit. If no other
+            thread can end the wait, the call raises the error at once.
 
     Raises:
         InvalidArgumentError: a number out of its range.
@@ -131,7 +132,7 @@ class Limiter(Stateful[RateCounts]):
     # Inserted rows are counted by the storage's `rows_written`, so the count is right even if the insert failed.
 
     def insert_begins(self, insert: object, feeder: Activity | None) -> None:
-        """Begin to count written rows, unless an outer insert already counts them.
+        """Begin to count written rows, unless an outer insert already counts them, and register the thread.
 
         Args:
             insert: identifies the insert.
@@ -161,7 +162,10 @@ class Limiter(Stateful[RateCounts]):
         self.counts = self.counts._replace(sampled=self.counts.sampled + rows)
 
     def restart(self) -> None:
-        """Restart all counts at 0."""
+        """Restart the counts of inserted and sampled rows at 0.
+
+        `free` becomes the number of rows that `min_size` lacks now.
+        """
         self.counts = self._initial_counts(len(self.storage))
 
     def _initial_counts(self, stored: int) -> RateCounts:
@@ -193,21 +197,23 @@ class Limiter(Stateful[RateCounts]):
             "timeout_s limits the seconds of a wait"
         )
 
-    # State
-
     def snapshot(self) -> RateCounts:
         """Return the counts."""
         return self.counts
 
     def parse(self, state: Any, stored: int | None = None) -> RateCounts:
-        """Return saved counts. For a state without counts, return initial counts for `stored` records."""
+        """Return saved counts; if `state` is None, initial counts for `stored` records.
+
+        Raises:
+            SchemaError: the state isn't that of a rate limiter.
+        """
         if state is None and stored is not None:
             return self._initial_counts(stored)
         reader = StateReader(state, "a rate limiter")
         return RateCounts(*(reader.integer(name) for name in RateCounts._fields))
 
     def adopt(self, value: RateCounts) -> None:
-        """Take over counts that `parse` returned."""
+        """Take over counts that `parse` returned. Rows of a running insert aren't counted."""
         self.counts, self._insert = value, None
 
 
@@ -242,7 +248,10 @@ class RateLimitedLock(BufferLock):
     limiter: Limiter
 
     def begin(self, limiter: Limiter) -> None:
-        """Initialize the rate limiting. `outer` refers to the first hold of the thread that has the lock."""
+        """Initialize the rate limiting, with no waiting calls.
+
+        From now on `outer` refers to the first hold of the thread that has the lock.
+        """
         self.forget_locks()
         self.limiter = limiter
         self.waiting: dict[threads.Waiter, Callable[[], bool]] = {}

@@ -84,23 +84,21 @@ class Composed(Checkpointed):
         """Whether the parts are created."""
         return self._to_open is None
 
-    # Parts
-
     @property
     def storage(self) -> Storage:
-        """The storage, which keeps the records."""
+        """The storage, which keeps the records, as the user passed or created it."""
         found: Storage = self._parts.storage.unwrapped
         return found
 
     @property
     def sampler(self) -> Sampler:
-        """The sampler, which chooses the records of a batch."""
+        """The sampler, which chooses the records of a batch, as the user passed or created it."""
         found: Sampler = self._parts.sampler.unwrapped
         return found
 
     @property
     def writer(self) -> Writer:
-        """The writer, which chooses the slots of new records."""
+        """The writer, which chooses the slots of new records, as the user passed or created it."""
         found: Writer = self._parts.writer.unwrapped
         return found
 
@@ -120,7 +118,7 @@ class Composed(Checkpointed):
 
     @property
     def batch_size(self) -> int | None:
-        """The default number of transitions in a batch."""
+        """The default number of transitions in a batch; None for no default."""
         return self._server.batch_size
 
     _batch_size = batch_size
@@ -141,16 +139,36 @@ class Composed(Checkpointed):
     ) -> Storage:
         """Use another storage, empty or filled, and return the old one. Writer and sampler adapt to its content.
 
-        `collate_fn` turns the new storage's result into a batch; None for the storage's default.
+        Batches drawn ahead are cancelled. `write_count` becomes the count of the new storage.
+
+        Args:
+            storage: the storage, or a callable that creates it. Unlike at construction, no other buffer may use it.
+            collate_fn: turns the new storage's result into a batch; None for the storage's default.
+
+        Raises:
+            InvalidArgumentError: no storage, one that another buffer uses, or one that doesn't fit the other parts.
+            UnsupportedError: the buffer is shared or has a rate limiter.
         """
         return self._draws.exchange("storage", storage, collate_fn)
 
     def set_sampler(self, sampler: Sampler | Callable[[], Sampler]) -> Sampler:
-        """Use another sampler and return the old one. An epoch that the new sampler began on another storage ends."""
+        """Use another sampler and return the old one. An epoch that the new sampler began on another storage ends.
+
+        Batches drawn ahead are cancelled.
+
+        Raises:
+            InvalidArgumentError: no sampler, one of another buffer, or one that doesn't fit the storage.
+            UnsupportedError: the buffer is shared, and the sampler has priorities.
+        """
         return self._draws.exchange("sampler", sampler)
 
     def set_writer(self, writer: Writer | Callable[[], Writer]) -> Writer:
-        """Use another writer and return the old one. The new writer continues at the same position."""
+        """Use another writer and return the old one. A new ring writer continues at the same position.
+
+        Raises:
+            InvalidArgumentError: no writer, one of another buffer, or one that doesn't fit the storage.
+            UnsupportedError: the buffer is shared, and the writer is no ring writer.
+        """
         return self._draws.exchange("writer", writer)
 
     def append_transform(self: _Self, transform: Any, *, invert: bool = False) -> _Self:
@@ -158,10 +176,14 @@ class Composed(Checkpointed):
         return self.insert_transform(len(self._parts.transforms), transform, invert=invert)
 
     def insert_transform(self: _Self, index: int, transform: Any, *, invert: bool = False) -> _Self:
-        """Add a transform before the one at `index`, in evaluation mode, and return the buffer.
+        """Add a transform before the one at `index`, and return the buffer. A module is put into evaluation mode.
 
         Batches pass the transforms in this order, written records in reverse order. `invert` swaps the transform's two
         directions: it then acts on writes as it would on reads, and vice versa.
+
+        Raises:
+            InvalidArgumentError: `index` isn't in ``[-n, n]`` for `n` transforms.
+            InvalidTypeError: the transform is neither callable nor has `forward`.
         """
         with self._gate.lock:
             self._parts.transforms.insert(index, transform, invert)
@@ -172,10 +194,12 @@ class Composed(Checkpointed):
         self.storage.register_save_hook(hook)
 
     def register_load_hook(self, hook: Any) -> None:
-        """Accept the counterpart of a save hook. It has no effect, because a buffer reads checkpoints of any form."""
-        self.storage.register_load_hook(hook)
+        """Check and ignore the counterpart of a save hook, because a buffer reads checkpoints of any form.
 
-    # Several processes
+        Raises:
+            UnsupportedError: the hook is no `Flat2TED`, `Nested2TED` or `H5Combine`.
+        """
+        self.storage.register_load_hook(hook)
 
     @property
     def shared(self) -> bool:
@@ -204,10 +228,11 @@ class Composed(Checkpointed):
         because another process may already have opened the memory.
 
         Args:
-            shared: True. A shared buffer can't be unshared.
+            shared: True. False has no effect on a buffer that isn't shared; a shared one can't be unshared.
 
         Raises:
-            UnsupportedError: one of the parts, or the rate limiter, works in one process only.
+            UnsupportedError: one of the parts, or the rate limiter, works in one process only. Also for False, if the
+                buffer is shared.
             CapacityError: too little memory or disk space.
         """
         with self._gate.lock:
@@ -219,17 +244,19 @@ class Composed(Checkpointed):
                 )
         return self
 
-    # Random state
-
     def set_seed(self, seed: int) -> None:
-        """Restart the sampler's random sequence from `seed`."""
+        """Restart the sampler's random sequence from `seed`; this seeds a user's generator, if the sampler has one.
+
+        Batches drawn ahead are cancelled.
+        """
         self._draws.set_seed(seed)
 
     def set_rng(self, generator: torch.Generator | None) -> None:
-        """Draw from `generator` from now on (see the constructor); None for the sampler's own generator."""
-        self._draws.set_rng(generator)
+        """Draw from `generator` from now on (see the constructor), and cancel the batches drawn ahead.
 
-    # State
+        None replaces a generator of the user by a new one, which takes a seed at the first draw.
+        """
+        self._draws.set_rng(generator)
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the state of all parts and of the batches drawn ahead."""
@@ -242,6 +269,8 @@ class Composed(Checkpointed):
 
         Raises:
             SchemaError: the state doesn't fit; nothing changed.
+            UnsupportedError: another buffer writes to the storage; nothing changed.
+            CapacityError: too little memory or disk space for the first records; nothing changed.
         """
         self._draws.load_state_dict(state_dict)
 
@@ -262,9 +291,13 @@ class Composed(Checkpointed):
         return partial(self._draws.adopt, self._draws.parse(with_records(state)))
 
     def end_trajectories(self, ids: Collection[int]) -> None:
-        """Mark the last step of abandoned trajectories as truncated and done.
+        """Mark the last step of abandoned trajectories as truncated and done, unless it is an end already.
 
-        That step is stored, or held back by a transform (`MultiStepTransform`).
+        That step is stored, or held back by a transform (`MultiStepTransform`). Unknown ids are ignored. The writer
+        isn't asked, so records of an `ImmutableDatasetWriter` change too.
+
+        Args:
+            ids: the ids at ``("collector", "traj_ids")``.
         """
         if self.initialized:
             with self._gate.lock:
@@ -275,7 +308,8 @@ class Composed(Checkpointed):
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for pickling. The copy has its own lock and continues with the same sequence of samples.
 
-        If a process is being spawned and the storage can be shared, the buffer becomes shared (see `share`).
+        If a process is being spawned and the storage can be shared, this buffer itself becomes shared (see `share`).
+        The internal iteration of `next` isn't copied.
         """
         if not self.initialized:
             return dict(self.__dict__)
@@ -366,13 +400,15 @@ class ReplayBuffer(Composed):
         prefetch_threads: threads that fetch ahead. None for one thread per batch, up to the number of CPUs.
         compilable: has no effect. Compiled programs call buffers but don't contain them.
         delayed_init: whether the parts are created from callables at the first use, so that the buffer can be sent to
-            another process before. None for True if there is a `transform_factory`.
+            another process before. None for True if there is a `transform_factory`. Most errors of arguments are then
+            raised at the first use.
         shared: whether several processes use the buffer at the same time; see `share`.
         rate_limiter: a `SamplesPerInsert` or `MinSize`, which makes `add` and `extend` wait for samples, and samples
             for inserts. None for no waiting. Buffers over one storage share one limiter; give it to one of them.
 
     Raises:
         InvalidArgumentError: a bad value, or a part of another buffer.
+        InvalidTypeError: `transform` together with `transform_factory`, or an argument that isn't callable.
         UnsupportedError: an option that isn't available.
 
     Examples:
@@ -473,8 +509,6 @@ class ReplayBuffer(Composed):
         """Return the inserter, which stores records."""
         return Inserter(gate, parts)
 
-    # Writing
-
     def _add(self, data: Any) -> Any:
         """Store one transformed record. Subclasses may override this."""
         return self._parts.writer.store(data, True, 0, "add")
@@ -497,7 +531,8 @@ class ReplayBuffer(Composed):
                 `ListStorage` keeps the object itself).
 
         Returns:
-            The index: an int, or ``(n, ndim)`` coordinates. An empty index if a transform held the record back.
+            The index: an int, or ``(n, ndim)`` coordinates. -1 if the record is padding or the writer rejected it. An
+            empty index if a transform held the record back.
         """
         return self._intake.store(data, True, "add")
 
@@ -523,6 +558,7 @@ class ReplayBuffer(Composed):
             SchemaError: no record, or keys, shapes or dtypes differ from the first write; nothing changed.
             RateLimiterTimeoutError: the rate limiter's timeout passed; nothing changed.
             CapacityError: the first write found too little memory or disk space.
+            UnsupportedError: the writer refuses writes, or another buffer writes to the storage.
         """
         return self._intake.store(data, False, "extend")
 
@@ -532,7 +568,7 @@ class ReplayBuffer(Composed):
 
         A prioritized sampler treats records replaced by position as new. It keeps the priorities of records if a column
         is replaced. A key that isn't stored yet becomes a new column of a tensor storage, with zeros in all other
-        records.
+        records. The rate limiter doesn't count these writes. Nothing is written if a transform holds the records back.
 
         Args:
             index: as in `__getitem__`, within the stored part. If a position repeats, its last value is stored.
@@ -542,15 +578,21 @@ class ReplayBuffer(Composed):
         Raises:
             IndexRangeError: outside the stored part.
             SchemaError: another shape or dtype, or a missing key; nothing changed.
+            InvalidTypeError: the value is None.
+            UnsupportedError: a key of a storage without columns, a writer that refuses writes, or another buffer writes
+                to the storage.
         """
         self._intake.replace(index, value)
 
     @outside_graphs
     def empty(self, empty_write_count: bool = True) -> None:
-        """Remove every record; memory, schema and random state stay.
+        """Remove every record; memory, schema and random state stay. Batches drawn ahead are cancelled.
 
         Args:
             empty_write_count: whether `write_count` and the rate limiter's counts restart at 0.
+
+        Raises:
+            UnsupportedError: the writer refuses, or another buffer writes to the storage; nothing changed.
         """
         self._draws.empty(empty_write_count)
 
@@ -559,7 +601,8 @@ class ReplayBuffer(Composed):
         """Set the priorities of stored records for a prioritized sampler.
 
         If a slot was overwritten since its record was drawn, its update is dropped and counted
-        (`stats().priorities_dropped`), because that record no longer exists.
+        (`stats().priorities_dropped`), because that record no longer exists. A sampler without priorities ignores the
+        call with a warning.
 
         Args:
             index: slots from `extend` or `sample`: an int or ``(n,)`` integers; with ``ndim > 1`` ``(n, ndim)``
@@ -582,6 +625,9 @@ class ReplayBuffer(Composed):
 
         Args:
             index: as in `update_priority`.
+
+        Raises:
+            IndexRangeError: an index outside the stored part; nothing changed.
         """
         self._intake.mark_update(index)
 
@@ -596,10 +642,11 @@ class ReplayBuffer(Composed):
 
         Returns:
             ``(n,)`` int64.
+
+        Raises:
+            IndexRangeError: an index is -1 or outside the stored part.
         """
         return self._intake.generation(index)
-
-    # Reading
 
     @outside_graphs
     def sample(
@@ -614,11 +661,12 @@ class ReplayBuffer(Composed):
 
         Args:
             batch_size: number of transitions; None for the constructor's. Batches drawn ahead (`prefetch`) have the
-                constructor's size. Another size is drawn at once, and the batches drawn ahead are cancelled.
+                constructor's size. Another size is drawn at once, with a warning, and the batches drawn ahead are
+                cancelled.
             return_info: whether to return ``(batch, info)``.
             include_info: has no effect: batches of a `TensorDictReplayBuffer` always carry the entries of `info`.
-            keys: the only columns to fetch; the key of a group selects all keys below it. None for all. Such a batch
-                isn't fetched ahead.
+            keys: the only columns to fetch; the key of a group selects all keys below it. None for all. With keys, the
+                batch is drawn at once, and the batches drawn ahead are cancelled.
 
         Returns:
             The batch ``[n]``. ``info`` holds ``"index"`` (``(n,)`` int64, or a tuple of ``ndim`` such tensors),
@@ -627,7 +675,9 @@ class ReplayBuffer(Composed):
         Raises:
             EmptyBufferError: no record is stored.
             RateLimiterTimeoutError: the rate limiter's timeout passed; nothing was drawn.
-            UnsupportedError: no batch size, in this call or at construction.
+            UnsupportedError: no batch size, in this call or at construction. Also for `keys` if the storage has no
+                columns or a subclass overrides `_sample`.
+            InvalidArgumentError: a batch size below 1.
             InvalidTypeError: a transform or `collate_fn` returned None.
             MissingKeyError: one of `keys` isn't stored.
         """
@@ -649,7 +699,11 @@ class ReplayBuffer(Composed):
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of one new epoch (forever with samplers without epochs).
 
-        The iteration ends with that epoch, even if its remaining records were overwritten.
+        The epoch begins at the first step. The iteration ends with that epoch, even if its remaining records were
+        overwritten.
+
+        Raises:
+            UnsupportedError: no batch size at construction; raised at the first step.
         """
         return self._server.epoch()
 
@@ -681,6 +735,7 @@ class ReplayBuffer(Composed):
 
         Raises:
             IndexRangeError: outside the stored part.
+            MissingKeyError: a key that isn't stored.
         """
         return column_of(self[:], index) if is_key(index) else self._server.at(index)
 
@@ -692,7 +747,10 @@ class ReplayBuffer(Composed):
 
     @property
     def write_count(self) -> int:
-        """Transitions written since construction or `empty`, including writes by index."""
+        """Transitions ever written to the storage, by any means, since the last `empty` that restarted the count.
+
+        Records that the storage held at construction count. Amended columns don't.
+        """
         return self._draws.write_count
 
     def stats(self) -> BufferStats:

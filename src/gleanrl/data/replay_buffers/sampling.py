@@ -73,6 +73,10 @@ class Server(ABC):
         Args:
             batch_size: None for the default. Another size may cause a warning.
             stacklevel: the stack level of the user's call, for that warning.
+
+        Raises:
+            UnsupportedError: no batch size and no default.
+            InvalidArgumentError: a batch size below 1.
         """
         usual = self.batch_size
         if batch_size is None:
@@ -88,7 +92,7 @@ class Server(ABC):
         return size
 
     def sample(self, batch_size: int | None, return_info: bool, keys: Iterable[NestedKey] | None) -> Any:
-        """Return a batch, or ``(batch, info)``."""
+        """Return a batch, or ``(batch, info)``, by `serve`; errors of the size as in `size_of`."""
         size = self.batch_size
         if batch_size is not None or size is None:
             size = self.size_of(batch_size)
@@ -96,7 +100,13 @@ class Server(ABC):
         return (served.batch, served.info) if return_info else served.batch
 
     def epoch(self) -> Iterator[Any]:
-        """Yield the batches of one new epoch; forever if the sampler has no epochs."""
+        """Yield the batches of one new epoch; forever if the sampler has no epochs.
+
+        The epoch begins at the first step. A drawn batch of a later epoch ends the iteration and isn't yielded.
+
+        Raises:
+            UnsupportedError: no default batch size; raised at the first step.
+        """
         size = self.batch_size
         if size is None:
             raise UnsupportedError(
@@ -112,7 +122,7 @@ class Server(ABC):
             served = self.as_user(size, None, False)
 
     def as_user(self, size: int, keys: Keys | None, wants_info: bool) -> Served:
-        """Serve a batch through the user's override of `sample`, if there is one."""
+        """Serve a batch by `serve`; `BufferServer` calls a user's override of `sample` here."""
         return self.serve(size, keys, wants_info)
 
 
@@ -127,6 +137,10 @@ class BufferServer(Server):
         pin_memory: whether batches are in pinned memory.
         carries: whether batches carry index, weights and generations as entries.
         sample: the `sample` method of a user's subclass; None without one.
+
+    Raises:
+        UnsupportedError: `pin_memory` without CUDA.
+        InvalidArgumentError: no batch size, although the buffer prefetches or its sampler drops the last batch.
     """
 
     of = "a buffer"
@@ -167,7 +181,11 @@ class BufferServer(Server):
         return self.draws.prefetcher is not None and self._parts.sampler.draws_ahead
 
     def serve(self, size: int, keys: Keys | None, wants_info: bool) -> Served:
-        """Return a batch. With the default size and all columns, it may have been drawn ahead."""
+        """Return a batch. With the default size and all columns, it may have been drawn ahead.
+
+        Any other call cancels the batches drawn ahead. A batch that fails in a transform isn't counted, but its rows
+        stay consumed.
+        """
         draws, parts, annotated = self.draws, self._parts, wants_info or self._carries
         transforms = parts.transforms
         if (
@@ -209,8 +227,8 @@ class BufferServer(Server):
     def as_user(self, size: int, keys: Keys | None, wants_info: bool) -> Served:
         """Serve a batch through the user's `sample`, if there is one; it must call the buffer's `sample`.
 
-        The batch may differ from the served one, so the user's result replaces it, and epoch data come from the inner
-        call.
+        The batch may differ from the served one, so the user's result replaces it, and epoch data come from the last
+        inner call. Without an inner call, the epoch is 0 and never runs out.
         """
         if self._sample is None:
             return self.serve(size, keys, wants_info)
@@ -224,7 +242,7 @@ class BufferServer(Server):
         return served._replace(batch=batch, info=info)
 
     def new_epoch(self) -> None:
-        """Begin a new epoch with the next batch."""
+        """Cancel the batches drawn ahead, and begin a new epoch with the next batch."""
         self.draws.new_epoch()
 
     def at(self, index: Any) -> Any:

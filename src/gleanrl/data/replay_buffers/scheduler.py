@@ -36,6 +36,8 @@ class SchedulesState(NamedTuple):
 class ParameterScheduler(Stateful[ScheduleState]):
     """Changes a parameter of a sampler at every `step`.
 
+    The initial value is the parameter's value at construction, which isn't clipped to the bounds.
+
     Args:
         obj: the sampler, or a buffer. For a buffer, each step changes the buffer's sampler at that time.
         param_name: the attribute to change.
@@ -70,11 +72,11 @@ class ParameterScheduler(Stateful[ScheduleState]):
 
     @property
     def sampler(self) -> Sampler:
-        """The sampler whose parameter changes."""
+        """The sampler whose parameter changes; for a buffer, the buffer's present one."""
         return self._of.sampler if isinstance(self._of, ReplayBuffer) else self._of
 
     def step(self) -> None:
-        """Set the parameter to its next value."""
+        """Set the parameter to its next value, clipped to the bounds, and count the step."""
         steps, sampler = self._state.steps + 1, self.sampler
         value = self._value(steps, self._state.initial, getattr(sampler, self.param_name))
         setattr(sampler, self.param_name, min(max(value, self._least), self._most))
@@ -94,18 +96,21 @@ class ParameterScheduler(Stateful[ScheduleState]):
         return ScheduleState(reader.integer("steps"), reader.number("initial"))
 
     def adopt(self, value: ScheduleState) -> None:
-        """Take over a value that `parse` returned."""
+        """Take over the progress that `parse` returned. The parameter stays unchanged until the next `step`."""
         self._state = value
 
 
 class LinearScheduler(ParameterScheduler):
     """Moves a parameter from its initial value to a final value, in equal steps.
 
-    Other arguments are documented in `ParameterScheduler`.
+    A step overwrites other changes of the parameter. Other arguments are documented in `ParameterScheduler`.
 
     Args:
         final_value: the value after `num_steps` steps and later.
         num_steps: number of steps, 1 or more.
+
+    Raises:
+        InvalidArgumentError: `num_steps` below 1.
 
     Examples:
         >>> from gleanrl.data import PrioritizedSampler
@@ -136,12 +141,16 @@ class LinearScheduler(ParameterScheduler):
 class StepScheduler(ParameterScheduler):
     """Multiplies a parameter by a factor, or adds a number to it, at every `n_steps`-th step.
 
-    Other arguments are documented in `ParameterScheduler`.
+    The present value is changed, so other changes of the parameter have a lasting effect. Other arguments are
+    documented in `ParameterScheduler`.
 
     Args:
         gamma: the factor or summand.
-        n_steps: number of steps between two changes, 1 or more.
+        n_steps: a change comes at each step whose number is a multiple of this, 1 or more.
         mode: ``"multiplicative"`` or ``"additive"``.
+
+    Raises:
+        InvalidArgumentError: an unknown mode, or `n_steps` below 1.
     """
 
     def __init__(
@@ -168,7 +177,7 @@ class StepScheduler(ParameterScheduler):
 class LambdaScheduler(ParameterScheduler):
     """Sets a parameter to its initial value times a function of the step number.
 
-    Other arguments are documented in `ParameterScheduler`.
+    A step overwrites other changes of the parameter. Other arguments are documented in `ParameterScheduler`.
 
     Args:
         lambda_fn: maps the step number, 1 for the first step, to a factor.
@@ -203,13 +212,13 @@ class SchedulerList(Stateful[SchedulesState]):
             self.append(scheduler)
 
     def append(self, scheduler: ParameterScheduler) -> None:
-        """Add a schedule."""
+        """Add a schedule; `InvalidTypeError` for any other object."""
         if not isinstance(scheduler, ParameterScheduler):
             raise InvalidTypeError(f"schedulers: expected a ParameterScheduler, got {scheduler!r}")
         self.schedulers.append(scheduler)
 
     def step(self) -> None:
-        """Step all schedules."""
+        """Step all schedules, in their order. An error leaves the earlier ones stepped."""
         for scheduler in self.schedulers:
             scheduler.step()
 

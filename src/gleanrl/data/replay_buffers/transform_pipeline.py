@@ -39,9 +39,15 @@ class Stage:
     dimensions than the storage has, it acts on writes. The buffer finds out at the first write, by calling it on a
     clone of the data's corner. The direction is fixed once a write has succeeded.
 
+    A `torch.nn.Module` is put into evaluation mode. Its modules that learn in use (`Stateful.learns`) stay in training
+    mode.
+
     Args:
         transform: the object or callable.
         invert: whether to swap the two directions. A plain callable then acts on writes only.
+
+    Raises:
+        InvalidTypeError: the transform is neither callable nor has `forward`.
     """
 
     def __init__(self, transform: Any, invert: bool = False) -> None:
@@ -165,15 +171,18 @@ class Pipeline(Stateful[tuple[Any, ...]]):
         self._modules().requires_grad_(requires_grad)
         return self
 
-    # Changes
-
     def take(self, other: Pipeline) -> None:
-        """Start with the transforms of another pipeline; later changes of either don't affect the other."""
+        """Replace all transforms by another pipeline's; later insertions into either don't affect the other."""
         self.settled = other.settled
         self._set([*other._stages])
 
     def insert(self, position: Any, transform: Any, invert: bool) -> None:
-        """Insert a transform before the one at `position`, in ``[-len, len]``; see `Stage`."""
+        """Insert a transform before the one at `position`, in ``[-len, len]``; see `Stage`.
+
+        Raises:
+            InvalidArgumentError: another position.
+            InvalidTypeError: see `Stage`.
+        """
         count = len(self._stages)
         if isinstance(position, bool) or not isinstance(position, int) or not -count <= position <= count:
             raise InvalidArgumentError(
@@ -198,7 +207,9 @@ class Pipeline(Stateful[tuple[Any, ...]]):
         )
 
     def settle(self, data: Any, slot_dims: int) -> None:
-        """Determine which plain callables act on writes. Called at every write until one has succeeded.
+        """Determine which plain callables act on writes, and set their directions.
+
+        Called at every write until one has succeeded; later calls do nothing. Each plain callable may be called once.
 
         Args:
             data: the written data.
@@ -231,7 +242,7 @@ class Pipeline(Stateful[tuple[Any, ...]]):
         """Return the values of the transforms' saved states.
 
         A transform of another library loads its state into a copy as a check. A different number of transforms is
-        accepted if neither the saved nor the present ones have a state.
+        accepted if neither the saved nor the present ones have a state; the present ones then stay unchanged.
 
         Raises:
             SchemaError: the states of other transforms, or a state that doesn't fit.
@@ -262,7 +273,10 @@ class Pipeline(Stateful[tuple[Any, ...]]):
                 stage.transform.load_state_dict(copy.deepcopy(part))
 
     def write(self, data: Any, slot_dims: int) -> Any:
-        """Return transformed data to store; None if a transform holds all of it back. `data` itself stays unchanged.
+        """Return transformed data to store; None if a transform holds all of it back.
+
+        Transforms get a shallow copy of a TensorDict, dictionary or tuple, so new and replaced entries don't reach
+        `data`. A change of a tensor in place does. Records of a list are transformed one by one.
 
         Args:
             data: the written data.
@@ -290,7 +304,7 @@ class Pipeline(Stateful[tuple[Any, ...]]):
         return set[int]().union(*(module.end_retained(ids) for module in holding))
 
     def read(self, batch: Any) -> Any:
-        """Return a batch after all transforms.
+        """Return a batch after all transforms, which may change `batch` in place.
 
         Raises:
             InvalidTypeError: a transform returned None, for example because it changes the batch in place only.

@@ -24,8 +24,8 @@ def end_trajectories(storage: Storage, ids: Iterable[int]) -> int:
 
     Steps are found by ``("collector", "traj_ids")``. A record may hold several consecutive steps in its last dimension.
     Padding, where ``("collector", "mask")`` is False, isn't a step. Nothing changes in storages without ids, in records
-    of a list that aren't TensorDicts, and in storages whose records aren't in order. The flags count as amendments, so
-    priorities stay.
+    of a list that aren't TensorDicts, and in storages whose records aren't in order. Unknown ids are ignored. The flags
+    count as amendments, so priorities stay. The sampler isn't notified.
 
     Args:
         storage: a storage of steps; the caller holds the buffer's lock.

@@ -68,7 +68,7 @@ class InPlaceSampler:
         self.out: Any = None
 
     def __call__(self, list_of_tds: Sequence[TensorDictBase]) -> Any:
-        """Return the records as one batch, in the memory of the last batch if it fits."""
+        """Return the records as one batch ``[n, ...]``, in the memory of the last batch if size and structure fit."""
         stacked = torch.stack(list(list_of_tds))
         if self.device is not None:
             stacked = stacked.to(self.device)
@@ -80,15 +80,15 @@ class InPlaceSampler:
 
 
 def stack_samples(samples: Sequence[Any], names: Sequence[str]) -> Any:
-    """Return samples as one, ``[len(samples), ...]``; TensorDicts with different keys become a lazy stack.
+    """Return samples as one, ``[len(samples), ...]``; TensorDicts that differ in their keys only become a lazy stack.
 
     Args:
         samples: TensorDicts, tensorclasses, tensors, or trees of tensors.
         names: the name of each sample in error messages.
 
     Raises:
-        SchemaError: samples differ in a shape, a dtype or a device, or trees differ in a key. The message names the
-            keys.
+        SchemaError: samples differ in a shape, a dtype or a device, trees or tensorclasses differ in a key, or a sample
+            is another object. The message names the keys.
     """
     descriptions = [describe(sample) for sample in samples]
     if any(found != descriptions[0] for found in descriptions) and _can_be_lazy(samples, descriptions):
@@ -176,7 +176,7 @@ def _difference(first: dict[Path, str], other: dict[Path, str]) -> str:
 
 
 def states_in(state_dict: Any, name: str, count: int) -> list[Any]:
-    """Return the `count` states under `name`; `SchemaError` for any other number."""
+    """Return the list of `count` states under `name`; `SchemaError` for any other value."""
     states = state_dict.get(name) if isinstance(state_dict, dict) else None
     if not isinstance(states, list) or len(states) != count:
         raise SchemaError(f"load_state_dict: expected the states of {count} members under {name!r}")
@@ -186,7 +186,8 @@ def states_in(state_dict: Any, name: str, count: int) -> list[Any]:
 def loading_all(parts: Sequence[Stateful[Any]], states: Sequence[Any]) -> Callable[[], None]:
     """Parse each part's state and return the callback that loads all of them.
 
-    All states are parsed here, so a wrong one changes nothing.
+    All states are parsed here, so a wrong one raises `SchemaError` and changes nothing. The callback raises an
+    interrupt only after all states are loaded.
     """
     values = [part.parse(state) for part, state in zip(parts, states, strict=True)]
 
@@ -198,7 +199,7 @@ def loading_all(parts: Sequence[Stateful[Any]], states: Sequence[Any]) -> Callab
 
 
 def load_all(parts: Sequence[Stateful[Any]], states: Sequence[Any]) -> None:
-    """Load each part's state; see `loading_all`."""
+    """Load each part's state, or raise `SchemaError` and load none; see `loading_all`."""
     loading_all(parts, states)()
 
 

@@ -39,7 +39,7 @@ class AuditReport(NamedTuple):
     rows: int
     """Number of transitions checked."""
     trajectories: int | None
-    """Number of trajectories and fragments; None if the stored entries don't tell."""
+    """Number of trajectories and fragments; None if the stored entries don't tell, or nothing is stored."""
     checks: tuple[str, ...]
     """The rules that applied."""
     problems: tuple[AuditProblem, ...]
@@ -62,7 +62,8 @@ def audit(storage: Storage) -> AuditReport:
     - ids: no trajectory id continues after an end or occurs in two streams. A truncation isn't an end if the following
       step continues from its next observation (``set_truncated=True`` of a collector).
 
-    Rows where ``("collector", "mask")`` is False are padding and aren't compared.
+    Rows where ``("collector", "mask")`` is False are padding and aren't compared. Only the first two rules apply to
+    storages other than tensor storages. The last two apply only to records that are stored in order, with end flags.
 
     Cost: one pass over the columns that the rules need.
 

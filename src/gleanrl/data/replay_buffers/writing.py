@@ -52,6 +52,8 @@ class Inserter:
     def store(self, data: Any, single: bool, where: str, prioritize: bool = False) -> Any:
         """Store one record or many and return their index (see `ReplayBuffer.add` and `extend`).
 
+        The rate limiter may make the call wait. Then the buffer claims its storage.
+
         Args:
             data: one record or many.
             single: whether it is one record.
@@ -98,7 +100,7 @@ class Inserter:
         return None
 
     def replace(self, index: Any, value: Any) -> None:
-        """Replace stored records, or a column of them (see `ReplayBuffer.__setitem__`)."""
+        """Claim the storage, and replace stored records or a column of them (see `ReplayBuffer.__setitem__`)."""
         with self._gate.lock:
             parts, replaces_column = self._parts, is_key(index)
             if not parts.writes:
@@ -166,7 +168,12 @@ class TensorDictInserter(Inserter):
         self.priority_key = priority_key
 
     def _brought(self, data: Any, single: bool, dim_extend: int, where: str) -> torch.Tensor | None:
-        """Return the checked priorities that records carry."""
+        """Return the checked priorities that records carry; None if any record of a list carries none.
+
+        Raises:
+            SchemaError: the entry doesn't have one or more values for each record.
+            InvalidArgumentError: a priority is negative, infinite or NaN.
+        """
         sampler, dims = self._parts.sampler, self._parts.storage.ndim - single
         if isinstance(data, list):  # records of a list storage
             found = [self._brought(record, True, 0, where) for record in data]
@@ -196,6 +203,8 @@ class TensorDictInserter(Inserter):
         self, data: TensorDictBase, mark: Callable[[Any], None], update: Callable[[Any, Any, Any], None]
     ) -> None:
         """Set the priorities of a batch's records (see `TensorDictReplayBuffer.update_tensordict_priority`).
+
+        Calls `mark` if the batch has no priorities, otherwise `update`, under the lock.
 
         Args:
             data: the batch.
