@@ -315,7 +315,10 @@ class PooledEnv(BatchedEnv):
         self._ask_each("parse_state", [(state, strict) for state in states])
 
     def adopt_state(self, value: Any) -> None:
-        """Let every member continue from the state that it parsed last. The argument is ignored, as members keep it."""
+        """Let every member continue from the state that it parsed last; do nothing if the pool was closed.
+
+        `value` is ignored, since the members keep the parsed states.
+        """
         if not self.was_closed:
             self._ask_each("adopt_state", [()] * self.num_workers)
 
@@ -334,8 +337,8 @@ class AsyncEnvPool(PooledEnv):
     - The entry ``"env_index"`` holds the number of a row's environment, an integer as non-tensor data. The pool sets
       it in the root of every TensorDict that it returns. A ``send`` call addresses the environments by it, unless the
       argument `env_index` is passed.
-    - A ``recv`` call orders its rows by environment number. If `max_get` limits their number, the earliest answers are
-      returned first. All data are copied on the way to and from the environments.
+    - A ``recv`` call orders its rows by environment number, or as its argument `env_index`. If `max_get` limits their
+      number, the earliest answers are returned first. All data are copied on the way to and from the environments.
     - Each environment has at most one request under way. Its answer must be received before the next request, which
       may also be a `step`, `reset` or `set_seed`. Otherwise a `PendingError` names the environment.
     - An exception of an environment is raised by the ``recv`` call that would return its answer, with the traceback.
@@ -375,7 +378,9 @@ class AsyncEnvPool(PooledEnv):
 
     Raises:
         InvalidArgumentError: for a value that isn't supported (also a ValueError).
-        InvalidTypeError: if `timeouts` isn't a `Timeouts` (also a TypeError).
+        InvalidTypeError: if `timeouts` isn't a `Timeouts`, or a maker is neither callable nor an environment (also a
+            TypeError).
+        LengthError: if `create_env_kwargs` or `worker_affinity` doesn't have one entry for each environment or process.
 
     Examples:
         >>> from gleanrl.envs import GymEnv
@@ -389,7 +394,11 @@ class AsyncEnvPool(PooledEnv):
     backend: str
 
     def __new__(cls, env_makers: Any = None, *, backend: str | None = None, **kwargs: Any) -> Any:
-        """Return an instance of the subclass for the backend."""
+        """Return an instance of the subclass for the backend; of `cls` itself if that is a subclass.
+
+        Raises:
+            InvalidArgumentError: if there is no such backend.
+        """
         if cls is not AsyncEnvPool:
             return super().__new__(cls)
         for kind in (ThreadingAsyncEnvPool, ProcessorAsyncEnvPool):
@@ -471,7 +480,10 @@ class AsyncEnvPool(PooledEnv):
                 names them. Without that entry, `tensordict` must have n rows, one for each environment.
 
         Raises:
+            ClosedError: if the pool was closed. An unstarted pool is started.
             PendingError: if the last answer of one of them wasn't received; nothing is sent then.
+            InvalidArgumentError: if an environment occurs twice.
+            InvalidTypeError: if a number of an environment isn't an integer.
             MissingKeyError: if an action, or ``"env_index"``, is missing.
             SchemaError, LengthError: if the batch size isn't that of these environments.
             IndexRangeError: if there is no such environment.
@@ -492,7 +504,7 @@ class AsyncEnvPool(PooledEnv):
         Args:
             tensordict: as for `reset`; None for no input.
             env_index: the environments. If None, the entry ``"env_index"`` of `tensordict` names them; without a
-                `tensordict` all are reset.
+                `tensordict` all are reset. Lost environments are replaced by new ones first.
         """
         self._send(RESET, tensordict, env_index)
 
@@ -538,8 +550,8 @@ class AsyncEnvPool(PooledEnv):
 
         Args:
             min_get: number of answers to wait for; None for the pool's `min_get`.
-            env_index: wait for the answers of these environments only, an integer or several. `min_get` and `max_get`
-                are ignored then.
+            env_index: wait for the answers of all of these environments, an integer or several, and return only these,
+                in this order. `min_get` and `max_get` are ignored then.
             max_get: maximal number of rows to return; None for all answers that have arrived.
             timeout: seconds to wait at most; None for no limit except the pool's `timeouts`.
 
@@ -548,9 +560,12 @@ class AsyncEnvPool(PooledEnv):
             number.
 
         Raises:
-            PendingError: if fewer requests are under way (also a RuntimeError).
+            PendingError: if fewer requests of this kind are under way (also a RuntimeError).
             NotReadyError: if fewer answers arrive in time; the pool keeps them (also a TimeoutError).
-            EnvironmentFailure, WorkerError: if an environment raised or is lost; the error's `env_index` names it.
+            EnvironmentFailure, WorkerError: if an environment raised or is lost; the error's `env_index` names it. Its
+                answer is removed, and the pool keeps all other answers.
+            InvalidArgumentError: if `min_get` or `max_get` isn't a positive integer, or `max_get` is below `min_get`.
+            IndexRangeError: if there is no environment `env_index`.
         """
         received = self._received(STEP, min_get, env_index, max_get, timeout)
         stepped = [_stepped(request, request.value) for request in received.values()]

@@ -68,7 +68,7 @@ class PoolService:
         self._members, self._progress = members, progress
 
     def signal(self, code: bytes) -> None:
-        """Raise: pools use requests only."""
+        """Raise `WorkerError`, since pools use requests only."""
         raise WorkerError(f"there's no signal {code!r}")
 
     def answer(self, index: int, number: int, name: str, arguments: tuple[Any, ...]) -> Any:
@@ -145,11 +145,15 @@ class ProcessHost:
 
     @property
     def processes(self) -> list[int]:
-        """The process ids of the workers."""
+        """The process ids of the workers; empty before the start."""
         return [] if self._pool is None else [worker.pid for worker in self._pool.workers]
 
     def start(self) -> None:
-        """Start the workers and wait until they have made their environments."""
+        """Start the workers and wait until they have made their environments; after an error, end all workers.
+
+        Raises:
+            StepFault: if an environment can't be made; ``during`` is ``"construction"``.
+        """
         try:
             self._pool = WorkerPool(self._makers, self._plan)
             answers = self._pool.wait_all()
@@ -221,6 +225,9 @@ class ProcessHost:
 
         Args:
             seconds: how long they may take for it; None for the limit of the timeouts.
+
+        Raises:
+            Exception: the error that an environment raised when it was closed.
         """
         if self._pool is not None:
             self._pool.close(seconds)

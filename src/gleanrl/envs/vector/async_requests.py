@@ -93,7 +93,8 @@ class PoolMember:
         make: makes the environment, at the first request.
 
     Attributes:
-        masked: whether a mask restricted the environment's actions after the last answer.
+        masked: whether a mask restricted the environment's actions after the last answer without an error; True before
+            the first one.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
@@ -114,6 +115,10 @@ class PoolMember:
             number: number of the request.
             name: one of the methods below.
             arguments: arguments of that method.
+
+        Raises:
+            WorkerError: if a request with a higher number came before.
+            BaseException: the error of the request, also each time that it is sent again.
         """
         with self._lock:
             if number > self._number:
@@ -199,7 +204,7 @@ class PoolMember:
         self._live.adopt_states(self._parsed)
 
     def close(self) -> None:
-        """Close the environment, if it exists."""
+        """Close the environment, if it exists, after the request that is being executed."""
         with self._lock:
             if self._group is not None:
                 self._group.close()

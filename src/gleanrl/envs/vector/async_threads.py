@@ -48,7 +48,7 @@ class ThreadHost:
     environment if the hanging call ever returns.
 
     Args:
-        given: one factory for each environment.
+        makers: one factory for each environment.
         timeouts: how long environments may take.
     """
 
@@ -60,7 +60,12 @@ class ThreadHost:
         self._threads = [_Thread(env, factory) for env, factory in enumerate(self._makers)]
 
     def start(self) -> None:
-        """Make the environments, each in its thread."""
+        """Make the environments, each in its thread.
+
+        Raises:
+            StepFault: if one can't be made; all others are closed then.
+            InvalidArgumentError: if two of them step the same object; the caller closes the host.
+        """
         for env in range(len(self._threads)):
             self.post(env, 0, "construct", ())
         while self._due:
@@ -127,7 +132,7 @@ class ThreadHost:
         return self._lost.get(env)
 
     def may_be_masked(self, env: int) -> bool:
-        """Return whether a mask restricted the environment's actions after its last answer."""
+        """Return whether a mask restricted the environment's actions after its last answer; True before the first."""
         return self._threads[env].member.masked
 
     def renew(self, env: int) -> None:

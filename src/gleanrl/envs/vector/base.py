@@ -1,6 +1,7 @@
 """`BatchedEnv`, the base class of all batches of environments, and their common options.
 
-A batch starts at the first call that needs its members: a step, a reset, a seed, or access to a member's attribute.
+A batch starts at the first call that needs its members, for example a step, a reset, a seed, a rollout, a read or load
+of its state, or access to a member's attribute.
 Before the start, the batch knows the metadata of its members only, and can be copied and pickled. After the start it
 owns the members until `close`. A reset of a closed batch makes new members, as does a rollout that begins with a
 reset.
@@ -144,7 +145,7 @@ class BatchedEnv(EnvBase):
     """Base class of several environments that step as one, ``[n, *batch]``.
 
     A public attribute that this class lacks is looked up in every member. The result is the list of the members'
-    values, or a function that calls the method of every member. Not thread-safe.
+    values, or a function that calls the method of every member. Such a look-up starts the batch. Not thread-safe.
 
     Args:
         num_envs: n.
@@ -249,8 +250,12 @@ class BatchedEnv(EnvBase):
     def rand_action(self, tensordict: TensorDictBase | None = None) -> TensorDictBase:
         """Write random actions that the masks allow into `tensordict`, and return it; None makes a new TensorDict.
 
-        A member whose `rand_action` does more than draw from its action spec is asked for its action. Each member
-        draws with its own seed, so that the actions don't depend on how the members are distributed over processes.
+        If a member's `rand_action` does more than draw from its action spec, the batch starts, and every member is
+        asked for its action. Each member draws with its own seed from torch's global generator. So the actions don't
+        depend on how the members are distributed over processes.
+
+        Raises:
+            EnvironmentFailure: if a member that was asked raised.
         """
         if not self._members_choose:
             return super().rand_action(tensordict)
@@ -370,8 +375,12 @@ class BatchedEnv(EnvBase):
     def start(self) -> None:
         """Make the members, unless they exist. The first use of the batch calls it.
 
+        It also sets the number of torch threads, until `close`. After an error there are no members, and the next use
+        tries again.
+
         Raises:
             ClosedError: if the batch was closed.
+            Exception: if a member can't be made.
         """
         self._check_open()
         if not self.is_started:
@@ -385,7 +394,11 @@ class BatchedEnv(EnvBase):
     def close(self, **kwargs: Any) -> None:
         """Close every member. If an interrupt ended the first call, a second one closes the remaining members.
 
-        The members' states are stored first, for `state_dict` of the closed batch.
+        The members' states are stored first, for `state_dict` of the closed batch. The former number of torch threads
+        is restored.
+
+        Raises:
+            Exception: the first error that a member raised; the batch is closed nevertheless.
         """
         if self._ended:
             return
@@ -415,8 +428,11 @@ class BatchedEnv(EnvBase):
     def update_kwargs(self, kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Add keyword arguments for the members' callables, for all or a list with one for each.
 
+        The specs are read again, for which environments are made and closed.
+
         Raises:
             InvalidArgumentError: if the batch was started.
+            UnsupportedError: for a member that was passed as an environment without `update_kwargs`.
             LengthError: if the list doesn't have one entry for each environment.
         """
         if self.is_started:
@@ -579,7 +595,8 @@ class BatchedEnv(EnvBase):
     def state_dict(self, *args: Any, **kwargs: Any) -> OrderedDict[str, Any]:  # type: ignore[override]
         """Return the state of every member, under ``"worker0"``, ``"worker1"``, ….
 
-        A closed batch returns the states before `close`. They are empty if the members couldn't be asked any more.
+        An unstarted batch is started. A closed batch returns the states before `close`. They are those of an earlier
+        `close`, or empty, if the members couldn't be asked any more. The arguments have no effect.
         """
         if not self._closed:
             self.start()
@@ -589,7 +606,10 @@ class BatchedEnv(EnvBase):
     def parse_state(self, state: Any, strict: bool = True) -> Any:
         """Return the parsed states of the members, from the result of `state_dict` or from one member's state for all.
 
+        An unstarted batch is started. Members in workers or pools keep the parsed states themselves.
+
         Raises:
+            ClosedError: if the batch was closed.
             MissingKeyError: if the state of some members is missing.
             SchemaError: if a member's state doesn't fit.
         """

@@ -46,11 +46,15 @@ class Factory:
         return is_environment(self.source)
 
     def __call__(self) -> Any:
-        """Return the environment.
+        """Return a new environment, or `source` itself if that is an environment; copies of `model` come first.
+
+        `update_kwargs` of an existing environment is called with `kwargs`. With `truncated`, flags are added; see
+        `know_truncated`.
 
         Raises:
             InvalidTypeError: if the callable returned another kind of object.
             ClosedError, InvalidArgumentError: if an existing environment was closed or used before.
+            UnsupportedError: if a truncated flag can't be added.
         """
         env = self._made()
         if self.truncated:
@@ -77,7 +81,8 @@ class Factory:
         """Return a factory whose environments share nothing with other code, and an environment of it to inspect.
 
         A callable may return an existing environment, and the same one at each call (``lambda: env``). The returned
-        factory then makes copies of its present state instead.
+        factory then makes copies of its present state instead. To find out, the callable may be called twice; a second
+        environment is closed. The caller closes the returned environment.
 
         Raises:
             ClosedError, InvalidArgumentError: if such an environment was closed or used before.
@@ -105,7 +110,7 @@ class Factory:
         return False
 
     def own_copy(self) -> Factory:
-        """Return a factory for an equal environment that shares nothing with the one of this factory."""
+        """Return a factory for a deep copy of `source` if that is an environment; otherwise this factory."""
         return replace(self, source=copy.deepcopy(self.source)) if self.is_instance else self
 
     def alike(self, other: Factory) -> bool:
@@ -194,8 +199,9 @@ def factories(num_envs: Any, create_env_fn: Any, create_env_kwargs: Any) -> tupl
 
     Raises:
         InvalidArgumentError: if `num_envs` isn't a positive integer, or an environment was used before.
+        ClosedError: if an environment was closed.
         LengthError: if a sequence has another length.
-        InvalidTypeError: if an entry is neither callable nor an environment.
+        InvalidTypeError: if an entry is neither callable nor an environment, or keyword arguments aren't a mapping.
         UnsupportedError: if there are keyword arguments for an environment that has no `update_kwargs`.
     """
     num_envs = positive("num_workers", num_envs)
@@ -269,7 +275,7 @@ class EnvMetaData:
 
     @classmethod
     def of(cls, env: Env) -> EnvMetaData:
-        """Return the metadata of an environment."""
+        """Return the metadata of an environment, with copies of its specs."""
         specs = {role: from_torchrl(getattr(env, f"full_{role}_spec")).clone() for role in ROLES}
         return cls(specs, torch.Size(env.batch_size), env.device, EnvTraits.of(env), type(env).__name__)
 
@@ -289,7 +295,7 @@ def read_metadata(makers: Sequence[Factory]) -> tuple[tuple[Factory, ...], tuple
     """Return, for each factory, the factory to use from now on (see `Factory.probed`) and the metadata.
 
     Making an environment may be slow. Equal factories share the metadata of one environment, and `EnvCreator` has read
-    the metadata before.
+    the metadata before. An environment that a callable makes is closed afterwards.
     """
     found: list[tuple[Factory, EnvMetaData]] = []
     out = []

@@ -105,7 +105,7 @@ class MemberGroup:
         """Reset the environments of `requests`, which are keyed by number; return their roots.
 
         Raises:
-            StepFault: if an environment raised.
+            StepFault: if an environment raised. The environments before it have been reset.
         """
         out = {}
         with self._faults(RESET):
@@ -125,7 +125,9 @@ class MemberGroup:
         return any(mask.present() for mask in self._masks)
 
     def rand_actions(self, requests: Mapping[int, RandomRequest]) -> dict[int, TensorDictBase]:
-        """Return random actions of the environments of `requests`, which are keyed by number.
+        """Return random actions of the environments of `requests`, which are keyed by number, without other entries.
+
+        Torch's global generator is seeded for each draw, and restored after it.
 
         Raises:
             StepFault: if an environment raised.
@@ -179,12 +181,14 @@ class MemberGroup:
         return [make_stepper(env, rules, on_host) for env in self.each()]
 
     def close(self) -> None:
-        """Close every environment, then raise the first error that one of them raised."""
+        """Close every environment that isn't closed, then raise the first error that one of them raised."""
         close_all([env.close for env in self.envs if not is_closed(env)])
 
 
 def make_all(factories: Sequence[Factory], position: MemberPosition | None = None) -> list[Any]:
-    """Return one environment of each factory. If an error occurs, close the environments that were made.
+    """Return one environment of each factory. If an error occurs, close the environments before it, existing ones too.
+
+    An existing environment that several factories hold is copied for all but the first.
 
     Args:
         factories: one for each environment.
@@ -192,6 +196,7 @@ def make_all(factories: Sequence[Factory], position: MemberPosition | None = Non
 
     Raises:
         InvalidArgumentError: two of them step the same object.
+        Exception: any error of a factory.
     """
     made: list[Any] = []
     try:

@@ -191,7 +191,7 @@ class EnvWorkerPool:
         return self._gather()
 
     def ask_all(self, during: str, name: str, *arguments: Any) -> list[Any]:
-        """Call a method of every worker's service with the same arguments; return the results."""
+        """Call a method of every worker's service with the same arguments; return the results. See `ask`."""
         everybody = dict.fromkeys(range(len(self.shares)), arguments)
         return list(self.ask(during, name, everybody).values())
 
@@ -298,7 +298,7 @@ class ParallelEnv(BatchedEnv):
     time on one environment than `timeouts` allow, a `WorkerTimeoutError` is raised. Both errors name the environment
     and show the worker's stack. After either of them the batch is closed.
 
-    See `SerialEnv` for the other arguments.
+    See `SerialEnv` for the other arguments and errors.
 
     Args:
         num_processes: number of worker processes, which share the environments evenly; None for one for each
@@ -327,7 +327,10 @@ class ParallelEnv(BatchedEnv):
     """
 
     def __new__(cls, num_workers: Any = None, create_env_fn: Any = None, **kwargs: Any) -> Any:
-        """Return a `ParallelEnv`, or a `SerialEnv` if `serial_for_single` is set and there is one environment."""
+        """Return a `ParallelEnv`, or a `SerialEnv` if `serial_for_single` is set and there is one environment.
+
+        The `SerialEnv` ignores `num_processes`, `timeouts` and `num_sub_threads`.
+        """
         if kwargs.get("serial_for_single") and num_workers == 1:
             for name in ("num_processes", "timeouts", "num_sub_threads"):
                 kwargs.pop(name, None)
@@ -447,7 +450,7 @@ class ParallelEnv(BatchedEnv):
         }
 
     def make_stepper(self, rules: EpisodeRules = FREELY) -> Stepper:
-        """Return a stepper whose workers write into the rows of a block.
+        """Start the batch, and return a stepper whose workers write into the rows of a block.
 
         Such a stepper requires equal shapes, a batch and environments on the CPU, and no subclass that overrides the
         way the batch steps. Otherwise the stepper calls the batch's `step` and `reset`.
@@ -456,7 +459,7 @@ class ParallelEnv(BatchedEnv):
         return super().make_stepper(rules) if stepper is None else stepper
 
     def host_stepper(self, rules: EpisodeRules = FREELY) -> Stepper | None:
-        """Return a stepper with rows on the CPU for a batch on any device; None if there can be none.
+        """Start the batch; return a stepper with rows on the CPU for a batch on any device, or None.
 
         There is none if the environments' shapes differ, if an environment isn't on the CPU, or if a subclass
         overrides the way the batch steps.
@@ -511,7 +514,10 @@ class ParallelEnv(BatchedEnv):
         self._ask_each("load_state_dict", "parse_states", states, strict)
 
     def adopt_state(self, value: Any) -> None:
-        """Let every member continue from the state that it parsed last. The argument is ignored: workers keep it."""
+        """Let every member continue from the state that it parsed last; do nothing if the workers were ended.
+
+        `value` is ignored, since the workers keep the parsed states.
+        """
         # After an interrupt this is called a second time, possibly after the workers were ended.
         if not self._running.is_closed:
             self._ask_all("load_state_dict", "adopt_states")

@@ -159,7 +159,10 @@ class ParallelStepper(Stepper):
 
     # ------------------------------------------------------------------ block
     def block(self, schema: Schema, num_steps: int, pool: BufferPool | None = None) -> Block:
-        """Return a block in the shared memory, the same one for the same arguments."""
+        """Return a block in the shared memory; `pool` has no effect.
+
+        It is the last block, with its contents, if `num_steps` is equal and `schema` is the same object.
+        """
         block = self._block
         if block is None or block.schema is not schema or block.num_steps != num_steps:
             segment = self._worker_pool.segment
@@ -204,7 +207,7 @@ class ParallelStepper(Stepper):
             mirror.fetch_root(0)
 
     def step(self, t: int) -> None:
-        """Step every environment with the action of row `t`. Rows must be stepped in order."""
+        """Step every environment with the action of row `t`. Call it in the order of rows, which the workers count."""
         mirror = self._mirror
         if mirror is None:
             self._signal_step(t)

@@ -125,7 +125,7 @@ class MemberSteppers(Stepper):
             member.bind(part, actions_ready, primed)
 
     def step(self, t: int) -> None:
-        """Step every member with the action of row `t`."""
+        """Step every member with the action of row `t`; members after one that raises aren't stepped."""
         position = self._position
         try:
             for index, step in enumerate(self._steps):
@@ -197,7 +197,7 @@ class SerialEnv(BatchedEnv):
         pin_memory: must be False.
         share_individual_td: False requires data that can be stacked densely; other values have no effect.
         shared_memory: no effect; accepted for compatibility.
-        memmap: no effect; can't be combined with `shared_memory`.
+        memmap: no effect; True requires ``shared_memory=False``.
         policy_proof: must be None.
         device: device of the TensorDicts; None for the device of the environments.
         allow_step_when_done: must be False.
@@ -205,7 +205,7 @@ class SerialEnv(BatchedEnv):
         num_sub_threads: must be 1, since there are no processes.
         serial_for_single: no effect; accepted for compatibility.
         non_blocking: no effect; accepted for compatibility.
-        mp_start_method: no effect, since there are no processes.
+        mp_start_method: no effect, since there are no processes; an unknown method is an error.
         use_buffers: no effect; accepted for compatibility.
         consolidate: no effect; accepted for compatibility.
         daemon: no effect, since there are no processes.
@@ -214,6 +214,9 @@ class SerialEnv(BatchedEnv):
         InvalidArgumentError: for a value that isn't supported, or if the environments' devices differ and `device` is
             None (also a ValueError). It is also raised, here or at the first use, if two members step the same object.
         LengthError: if a list doesn't have one entry for each environment (also a RuntimeError).
+        InvalidTypeError: if an entry is neither callable nor an environment.
+        UnsupportedError: if both `memmap` and `shared_memory` are set (also a RuntimeError).
+        ClosedError: if an environment was closed.
 
     Examples:
         >>> from gleanrl.envs import GymEnv
@@ -299,7 +302,7 @@ class SerialEnv(BatchedEnv):
         return self._running.rand_actions(requests)
 
     def make_stepper(self, rules: EpisodeRules = FREELY) -> Stepper:
-        """Return a stepper whose members write into their rows of a block.
+        """Start the batch, and return a stepper whose members write into their rows of a block.
 
         Such a stepper requires equal shapes, members on the device of the batch, and no subclass that overrides the
         way the batch steps. Otherwise the stepper calls the batch's `step` and `reset`.
@@ -308,7 +311,7 @@ class SerialEnv(BatchedEnv):
         return super().make_stepper(rules) if stepper is None else stepper
 
     def host_stepper(self, rules: EpisodeRules = FREELY) -> Stepper | None:
-        """Return a stepper with rows on the CPU; None if there can be none, for example if members are on a GPU."""
+        """Start the batch; return a stepper with rows on the CPU, or None if there can be none (see `make_stepper`)."""
         return self._memberwise(rules, torch.device("cpu"))
 
     def _memberwise(self, rules: EpisodeRules, here: torch.device) -> Stepper | None:

@@ -61,7 +61,7 @@ def pack(batch: TensorDictBase | None) -> Any:
 
 
 def unpack(packed: Any) -> Any:
-    """Return the TensorDict that was packed, or None."""
+    """Return the TensorDict that was packed, or None. It shares no memory with the arrays of a `Packed`."""
     if packed is None or isinstance(packed, TensorDictBase):
         return packed
     if isinstance(packed, list):
@@ -159,6 +159,7 @@ class EnvService:
 
         Raises:
             StepFault: if an environment raised.
+            WorkerError: for an unknown code, or a step before a block was bound.
         """
         if code == STEP_CODE:
             self._take(self._t)
@@ -191,7 +192,7 @@ class EnvService:
 
     # ------------------------------------------------------------ TensorDicts
     def step(self, roots: Sequence[Any]) -> list[Any]:
-        """Step every environment; return the packed outcomes of packed roots."""
+        """Step every environment whose packed root isn't None. Return packed outcomes, None for other environments."""
         outcomes = [pack(outcome) for outcome in self._group.step([unpack(root) for root in roots])]
         self._progress[MASKED] = self._group.masked()
         return outcomes
@@ -211,7 +212,7 @@ class EnvService:
         return specs
 
     def rand_actions(self, requests: Mapping[int, tuple[Any, int]]) -> dict[int, Any]:
-        """Return random actions of some environments, by their number in this worker."""
+        """Return packed random actions for packed roots and seeds, by an environment's number in this worker."""
         unpacked = {i: RandomRequest(unpack(root), seed) for i, (root, seed) in requests.items()}
         return {i: pack(drawn) for i, drawn in self._group.rand_actions(unpacked).items()}
 
