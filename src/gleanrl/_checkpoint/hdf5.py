@@ -180,6 +180,10 @@ class _Datasets:
 
         Links are refused because a foreign file could use them to read other files. The size is checked before memory
         is allocated.
+
+        Raises:
+            CorruptCheckpointError: there is no such dataset, it is a link or refers to another file, or it has another
+                form or a filter of a plugin.
         """
         found = self._root
         for part in name.split("/"):

@@ -181,7 +181,7 @@ class FileReader:
         return stored
 
     def finish(self, rows: bool) -> None:
-        """Compare the checksums of extents that no array or row refers to.
+        """Compare the checksums of extents that no array or row refers to; do nothing without `verify`.
 
         Args:
             rows: whether to compare the checksums of rows, too. Otherwise they are compared when the rows are read.

@@ -46,8 +46,8 @@ class Descriptors:
     def take(self, opened: Iterator[int]) -> list[int]:
         """Own the descriptors that `opened` yields, and return them.
 
-        The iterator consists of C code alone (see the functions below), so that no interrupt comes between opening and
-        owning.
+        The iterator consists of C code alone, so that no interrupt comes between opening and owning. The functions
+        below return such iterators. They open or receive the descriptors only during the iteration.
         """
         before = len(self._open)
         self._open.extend(opened)

@@ -139,7 +139,7 @@ class OwnerEnd:
         return bool(self.inbox) and not self.inbox[-1]
 
     def take(self) -> tuple[bytes, bytes] | None:
-        """Return the next whole answer and drop it; see `first`, also for its error."""
+        """Return the next whole answer, and remove it from the inbox; see `first`, also for its error."""
         found = self.first()
         if found is not None:
             self.drop()

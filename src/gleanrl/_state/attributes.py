@@ -148,10 +148,9 @@ def parse(
 ) -> Callable[[], None]:
     """Check a state that `saved` returned, and return a function that loads it into the object.
 
-    Nothing changes until the caller calls that function. The function can't fail. It is idempotent, so `to_the_end` may
-    call it again after an interrupt.
-
-    There is one exception: an object with hooks gets its new state for trial, and its old one back, during the check.
+    Nothing changes until the caller calls that function, except that the check gives an object with hooks the new state
+    for trial and then the old one again. The function can't fail. It is idempotent, so `to_the_end` may call it again
+    after an interrupt.
 
     Args:
         root: the object.

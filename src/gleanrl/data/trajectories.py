@@ -62,8 +62,10 @@ def trajectory_ends(
 
     Raises:
         MissingKeyError: if `done_key` is missing, or the batch has neither flags nor trajectory ids.
-        SchemaError: if the batch has no time dimension, a flag holds other values than 0 and 1, a mask isn't bool, or
-            a value doesn't have one element per step.
+        SchemaError: if the batch has no time dimension or a named one that isn't last, a flag holds other values than 0
+            and 1, a mask isn't bool, a value doesn't have one element per step, or the parts of a lazy stack differ in
+            keys.
+        InvalidTypeError: if the batch isn't a TensorDict.
 
     Examples:
         >>> import torch

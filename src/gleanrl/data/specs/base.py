@@ -329,7 +329,8 @@ class Geometry(ABC):
         """Return the spec of the values that `value[index]` would give.
 
         The result is a read-only copy, because a change of it wouldn't reach this spec. Its `clone()` can be changed.
-        An exception is an integer index along the dimension of a stack of unlike specs: it returns the member itself.
+        Bounds of the copy may share this spec's memory (see `ContinuousBox`). An integer index along the dimension of a
+        stack of unlike specs returns the member itself.
 
         If the items after an Ellipsis would reach into the encoding of one value, the Ellipsis covers batch
         dimensions only. So `[..., 0]` indexes the last batch dimension, and `[..., None]` adds one after it.

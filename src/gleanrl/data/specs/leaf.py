@@ -225,8 +225,9 @@ class LeafSpec(Unbindable, TensorSpec):
     def encode(self, val: Any, *, ignore_device: bool = False) -> Tensor:
         """Convert a value of an environment (NumPy array, number, list or tensor) to a new tensor of this spec.
 
-        One-hot specs take the integers of the choices. The value may have leading dimensions. A missing last
-        dimension of size one is added, so that a reward of `1.0` fits shape `(1,)`. Specs of choices check the domain.
+        One-hot specs take the integers of the choices. The value may have leading dimensions. Without leading
+        dimensions, a missing last dimension of size one is added, so that a reward of `1.0` fits shape `(1,)`. Specs of
+        choices check the domain.
         `Bounded` specs don't, because environments return values outside their own bounds.
 
         Args:
@@ -385,6 +386,8 @@ class LeafSpec(Unbindable, TensorSpec):
 
     def _fit(self, name: str, value: Tensor, shape: torch.Size) -> Tensor:
         """Return `value` if its shape ends with `shape`; a missing last dimension of size one is added.
+
+        The dimension is added only to a value without leading dimensions.
 
         Raises:
             SchemaError: if the shape doesn't fit; the message starts with `name`, the name of the call.

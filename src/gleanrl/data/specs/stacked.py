@@ -231,7 +231,7 @@ class StackedMembers(TensorSpec):
         return self.specs if dim in (self.stack_dim, self.stack_dim - self.ndim) else super().unbind(dim)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the member itself for an integer along the dimension of the stack.
+        """Return the member itself for an integer along the dimension of the stack, if it is the last item of `index`.
 
         For a key, return the entry of a stack of composites. For any other index, return a read-only copy.
 
