@@ -215,7 +215,7 @@ class Parts(Stateful[PartsState]):
             InvalidArgumentError: wrong type, the part belongs to another buffer, or the parts don't fit each other.
             UnsupportedError: a shared buffer, or one with a rate limiter, can't take that part.
         """
-        # All checks come before the first change: an error leaves the buffer unchanged.
+        # All checks come before the first change of a part; only `bound` has to come before the sampler's check.
         part = made(name, part)
         self._check(name, part)
         storage: Storage = part if name == "storage" else self.storage

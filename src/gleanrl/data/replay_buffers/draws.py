@@ -315,7 +315,7 @@ class Draws(Stateful[DrawsState]):
                 self._written_before = 0  # it counted rows of the old storage
             return before
 
-    # The caller of these methods holds the lock.
+    # The caller of the methods from `_draw` to `_replace` holds the lock.
 
     def _draw(self, size: int, stamped: bool, ahead: bool = False, position: Any = None) -> PendingSample:
         """Draw a batch for now or, with `ahead`, for later. `position` is the sampler's position before the draw."""
@@ -422,7 +422,7 @@ class Draws(Stateful[DrawsState]):
         return self._draw(size, stamped)
 
     def stats(self) -> BufferStats:
-        """Return the counters of the buffer."""
+        """Return the present counters of the buffer and its storage."""
         with self._gate.lock:
             storage, sampler = self._parts.storage, self._parts.sampler
             return BufferStats(

@@ -190,7 +190,7 @@ class Composed(Checkpointed):
         return self
 
     def register_save_hook(self, hook: Any) -> None:
-        """Write records into checkpoints in the form of a hook of other releases; see `save_form`."""
+        """Replace the storage's checkpointer by the form of a save hook of other releases; see `save_form`."""
         self.storage.register_save_hook(hook)
 
     def register_load_hook(self, hook: Any) -> None:
@@ -372,7 +372,8 @@ class ReplayBuffer(Composed):
     `sample` and iteration then call, and ``_add(data)`` and ``_extend(data)``, which receive transformed records.
 
     Args:
-        storage: keeps the records, or a callable that creates the storage. None for ``ListStorage(1000)``.
+        storage: keeps the records, or a callable that creates the storage. None for ``ListStorage(1000)``, or for a
+            `ListStorage` of the size that the sampler allows.
         sampler: chooses the records of a batch, or a callable that creates the sampler. None for `RandomSampler`,
             uniform with replacement.
         writer: chooses the slots of new records, or a callable that creates the writer. None for `RoundRobinWriter`,
@@ -380,8 +381,8 @@ class ReplayBuffer(Composed):
         collate_fn: turns the storage's result into a batch. None stacks the records of list storages; tensor storages
             return batches anyway.
         pin_memory: whether batches are in pinned memory; requires CUDA.
-        prefetch: number of batches drawn and fetched ahead by threads; None or 0 for none. If a write, `empty` or
-            `load_state_dict` affects a batch drawn ahead, the buffer draws it again. Priorities are those at the time
+        prefetch: number of batches that `sample` draws ahead and threads fetch; None or 0 for none. If a write, `empty`
+            or `load_state_dict` affects a batch drawn ahead, the buffer draws it again. Priorities are those at the time
             of the draw. The sequence of batches depends on this number only if records or priorities are written in
             between. It never depends on the number of threads.
         transform: a callable on batches, or an object with `forward` (on read) and `inv` (on write). A plain callable
@@ -392,7 +393,8 @@ class ReplayBuffer(Composed):
         batch_size: the default number of transitions in a batch; iteration requires it.
         dim_extend: the batch dimension of extended data that is time, 0 or more; it is swapped with dimension 0. None
             for the last dimension that the storage takes as slots, ``storage.ndim - 1``.
-        checkpointer: determines the form of the records in checkpoints, see `dumps`. None for the storage's own.
+        checkpointer: becomes the storage's `checkpointer`, which determines the form of the records in checkpoints (see
+            `dumps`). None keeps the storage's own.
         generator: source of random numbers for this sampler and its successors. Its state is part of the buffer's
             state. If other code draws from it or sets its state, the buffer's sequence changes too. None for the
             sampler's own generator.
@@ -710,7 +712,7 @@ class ReplayBuffer(Composed):
     def next(self) -> Any:
         """Return the next batch of an internal iteration; None once at the end of an epoch.
 
-        The call after that None begins a new epoch.
+        The call after that None begins a new epoch. An error ends the iteration: the call after it returns None.
         """
         if self._iteration is None:
             self._iteration = iter(self)
@@ -754,7 +756,7 @@ class ReplayBuffer(Composed):
         return self._draws.write_count
 
     def stats(self) -> BufferStats:
-        """Return the counters of the buffer."""
+        """Return the present counters of the buffer and its storage (see `BufferStats`)."""
         return self._draws.stats()
 
     def verify(self) -> AuditReport:

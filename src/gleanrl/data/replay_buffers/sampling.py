@@ -246,7 +246,10 @@ class BufferServer(Server):
         self.draws.new_epoch()
 
     def at(self, index: Any) -> Any:
-        """Return transformed records by position (see `ReplayBuffer.__getitem__`)."""
+        """Return transformed records by position (see `ReplayBuffer.__getitem__`).
+
+        A single record of a `ListStorage` isn't collated.
+        """
         parts = self._parts
         with self._gate.lock:
             storage = parts.storage

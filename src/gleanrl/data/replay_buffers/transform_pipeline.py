@@ -131,7 +131,8 @@ class Pipeline(Stateful[tuple[Any, ...]]):
         """The transforms, as the user passed them."""
         return list(self)
 
-    # Methods of `torch.nn.Module` that programs call on a chain of transforms. They act on transforms that are modules.
+    # Programs call the methods of `torch.nn.Module` from `parameters` to `requires_grad_` on a chain of transforms.
+    # They act on the transforms that are modules.
 
     def _modules(self) -> nn.ModuleList:
         return nn.ModuleList(transform for transform in self if isinstance(transform, nn.Module))

@@ -53,7 +53,7 @@ def end_trajectories(storage: Storage, ids: Iterable[int]) -> int:
 def _last_steps(storage: Storage, ids: set[int]) -> dict[int, list[int]]:
     """Return the newest step of each trajectory: for each slot, the positions of such steps in its record."""
     found: dict[int, list[int]] = {}
-    # The search goes from the newest chunk to older ones, and ends once all ids are found.
+    # The newest chunk comes first, so the first step found of a trajectory is its last one.
     for slots, column, ends in _ids_by_age(storage):
         newest = newest_steps(column, ids)
         for position in newest.values():

@@ -63,7 +63,8 @@ def audit(storage: Storage) -> AuditReport:
       step continues from its next observation (``set_truncated=True`` of a collector).
 
     Rows where ``("collector", "mask")`` is False are padding and aren't compared. Only the first two rules apply to
-    storages other than tensor storages. The last two apply only to records that are stored in order, with end flags.
+    storages other than tensor storages. The last two need records in order, and entries that tell where trajectories
+    end.
 
     Cost: one pass over the columns that the rules need.
 
@@ -197,7 +198,7 @@ def _check_ids(storage: TensorStorage, table: Episodes, found: _Findings) -> lis
         if path[0] == "next" and path[-1] in FLAGS:
             flags[path[-1]] |= _wide(storage.column(path)[last]).any(1).cpu()
     ended = flags["done"] | flags["terminated"] | flags["truncated"]
-    # Sort the runs by id. The sort is stable, so the runs of one id stay in the order of time within a stream.
+    # Stable, so that the runs of one id stay in the order of time within a stream.
     order = torch.sort(ids, stable=True).indices
     same = (ids[order][1:] == ids[order][:-1]) & (ids[order][1:] >= 0)
     earlier, later = order[:-1][same], order[1:][same]

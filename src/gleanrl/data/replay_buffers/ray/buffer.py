@@ -142,7 +142,7 @@ class RayReplayBuffer:
     def next(self) -> Any:
         """Return the next batch of an internal iteration; None once at the end of an epoch.
 
-        The call after that None begins a new epoch.
+        The call after that None begins a new epoch. An error ends the iteration: the call after it returns None.
         """
         if self._iteration is None:
             self._iteration = iter(self)

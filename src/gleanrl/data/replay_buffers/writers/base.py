@@ -153,7 +153,7 @@ class Writer(Part, Stateful[Any]):
     def check_clear(self) -> None:
         """Raise if the buffer may not empty the storage; by default, it may."""
 
-    # State; the defaults are for writers without state
+    # The defaults of the next three methods are for writers without state.
 
     def snapshot(self) -> Any:
         """Return data about the stored records that the records themselves don't hold; none by default."""

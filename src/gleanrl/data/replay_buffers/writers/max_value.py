@@ -42,7 +42,7 @@ class Ranking:
 
     def __init__(self, capacity: int, ranks: Floats, ages: Integers) -> None:
         self.size = len(ranks)
-        # Not `zeros`: the system allocates a page at its first write, so unused slots cost nothing.
+        # Pages that are never written take no memory.
         self.ranks: Floats = np.empty(capacity, np.float64)
         self.ages: Integers = np.empty(capacity, np.int64)
         self.ranks[: self.size] = ranks
