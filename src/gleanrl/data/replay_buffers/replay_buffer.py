@@ -382,8 +382,8 @@ class ReplayBuffer(Composed):
             return batches anyway.
         pin_memory: whether batches are in pinned memory; requires CUDA.
         prefetch: number of batches that `sample` draws ahead and threads fetch; None or 0 for none. If a write, `empty`
-            or `load_state_dict` affects a batch drawn ahead, the buffer draws it again. Priorities are those at the time
-            of the draw. The sequence of batches depends on this number only if records or priorities are written in
+            or `load_state_dict` affects a batch drawn ahead, the buffer draws it again. The priorities at the time of
+            the draw count. The sequence of batches depends on this number only if records or priorities are written in
             between. It never depends on the number of threads.
         transform: a callable on batches, or an object with `forward` (on read) and `inv` (on write). A plain callable
             acts on writes if it changes the batch shape of data with more batch dimensions than the storage has. For
