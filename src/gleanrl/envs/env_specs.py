@@ -63,7 +63,7 @@ class EnvType(ABCMeta):
             effect.
         """
         env = super().__call__(*args, **kwargs)
-        if not isinstance(env, cls):  # `__new__` chose another class, which did the rest
+        if not isinstance(env, cls):  # its own class has locked its specs
             return env
         env.set_spec_lock_(env.wants_lock if spec_locked is None else spec_locked)
         if env.resets_itself if auto_reset is None else auto_reset:

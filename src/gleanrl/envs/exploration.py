@@ -20,7 +20,7 @@ __all__ = [
 
 ExplorationType = InteractionType
 set_exploration_type = set_interaction_type
-set_exploration_mode = set_interaction_type  # older name; also accepts the type's name as a string
+set_exploration_mode = set_interaction_type  # older name
 
 
 def exploration_from_string(mode: str) -> InteractionType:

@@ -214,7 +214,7 @@ def _leaf_space(key: NestedKey, spec: Any) -> spaces.Space[Any]:
         UnsupportedError: if gymnasium has no such space.
     """
     shape = tuple(spec.shape)
-    # Before OneHot and Categorical, because `isinstance` counts these two as such.
+    # `isinstance` also counts these two as OneHot or Categorical, so they come first.
     if isinstance(spec, (MultiCategorical, MultiOneHot)):
         if len(shape) == 1:
             return spaces.MultiDiscrete(np.asarray(torch.as_tensor(spec.nvec).flatten()))

@@ -55,7 +55,7 @@ class Simulator(OpenEnv):
         self._seed: int | None = None
 
     def stepping(self) -> Callable[[Any], Any]:
-        """Return the function that takes an action; without a frame skip it is the environment's own `step`."""
+        """Return the function that takes an action; for a `frame_skip` of 1 the environment's `step`, unchecked."""
         return self.env.step if self.frame_skip == 1 else self._skip
 
     def seed(self, seed: int | None) -> None:

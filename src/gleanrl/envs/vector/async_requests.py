@@ -284,7 +284,7 @@ class Requests:
         return sorted(self._pending)
 
     def close(self) -> None:
-        """Close the environments and forget the pending requests."""
+        """Forget the pending requests and close the environments; raise the first error that one of them raised."""
         self._pending = {}
         self._host.close()
 
@@ -316,7 +316,8 @@ class Requests:
         Answers of other environments that arrive meanwhile are stored.
 
         Raises:
-            StepFault: if an environment raised or is lost. All requests have been answered then.
+            StepFault: if an environment raised or was lost meanwhile. All requests have been answered then.
+            WorkerError: if one was lost before and the request isn't a reset. No request is sent then.
             PendingError: if an answer of one of the environments wasn't received.
         """
         self._check_free(requests)
@@ -402,7 +403,7 @@ class Requests:
         return arrived
 
     def release(self, envs: Collection[int]) -> dict[int, Request]:
-        """Remove received requests from the pending ones, and return them."""
+        """Remove the requests of `envs` from the pending ones, and return them by environment."""
         released = {env: self._pending[env] for env in envs}
         self._pending = {env: request for env, request in self._pending.items() if env not in envs}
         return released

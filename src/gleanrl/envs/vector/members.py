@@ -150,7 +150,7 @@ class MemberGroup:
 
     # -------------------------------------------------------------- dispatch
     def seed(self, seeds: Sequence[int], static_seed: bool) -> None:
-        """Seed each environment."""
+        """Seed each environment, in order. An error of one is raised unchanged, also in the methods below."""
         for env, seed in zip(self.each(), seeds, strict=True):
             env.set_seed(seed, static_seed=static_seed)
 

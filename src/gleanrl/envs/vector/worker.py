@@ -244,7 +244,7 @@ class EnvService:
 
     def adopt_states(self) -> None:
         """Let every environment continue from the state that was parsed last."""
-        self._progress[MASKED] = True  # unknown
+        self._progress[MASKED] = True  # the call may change masks: the owner asks
         self._group.adopt_states(self._parsed)
 
     # ----------------------------------------------------------------- blocks
@@ -260,7 +260,7 @@ class EnvService:
 
     def schema(self) -> dict[Path, Field]:
         """Return the columns; reset environments that have never been reset."""
-        self._progress[MASKED] = True  # unknown
+        self._progress[MASKED] = True  # the call may change masks: the owner asks
         return self._current.schema().items()
 
     def reset_rows(self, mask: Any) -> None:
@@ -269,7 +269,7 @@ class EnvService:
         Args:
             mask: bool array ``[num_envs, *batch]`` of the environments to reset; None for all.
         """
-        self._progress[MASKED] = True  # unknown
+        self._progress[MASKED] = True  # the call may change masks: the owner asks
         self._current.reset(None if mask is None else torch.from_numpy(np.array(mask)))
 
     def root(self) -> Any:
