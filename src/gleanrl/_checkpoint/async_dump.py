@@ -19,7 +19,8 @@ class Dump:
     The thread uses a seventh of a processor, so that it hardly delays other threads; a GB takes about five seconds.
     Once a caller waits without a timeout, the thread works at full speed.
 
-    Any thread may call the methods. A forked child has no such thread, and the dump belongs to its parent.
+    Any thread may call the methods. A forked child has no such thread, and the dump belongs to its parent. The
+    constructor copies the `Items` in the state, and returns before anything is written.
 
     Args:
         folder: the folder of the checkpoint.

@@ -40,7 +40,7 @@ class SystemClock:
 
 
 class FakeClock:
-    """A clock for tests. Its time moves only by `advance`, and by `sleep`, which returns at once.
+    """A clock for tests. Its time moves only by `advance`, `sleep` and a timeout of `await_item`, which return at once.
 
     Only one thread may sleep on it at a time, because each sleep moves the time immediately.
 

@@ -274,8 +274,8 @@ class OwnedGenerator(RandomSource):
     Without a seed, it draws one from torch's global generator at its first use. So ``torch.manual_seed`` makes a
     program reproducible, and later draws of the part leave the global sequence alone.
 
-    Saving isn't a use. An unused generator is saved with the seed that it would draw now, and the global generator
-    doesn't advance.
+    Saving a state isn't a use, but pickling and copying are. An unused generator is saved with the seed that it would
+    draw now, and the global generator doesn't advance.
 
     The sequence doesn't depend on how many numbers a call requests. A forked child continues with a different sequence
     than its parent, and the same one in every run of the program. Not thread-safe: the part that owns it locks.

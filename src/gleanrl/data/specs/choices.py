@@ -323,7 +323,7 @@ class BoxList(ChoiceSpace):
     """The domain of k choices; also a sequence of the spaces of its choices.
 
     Args:
-        n: the limits, `(*batch, k)` int64; or a list with the space of each choice.
+        n: the limits, `(*batch, k)` int64; or a list with the space of each choice, whose masks aren't used.
         mask: `(*batch, sum of the limits)` or joint `(*batch, *limits)`, bool; None: all are allowed.
     """
 
