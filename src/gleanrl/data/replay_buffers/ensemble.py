@@ -126,8 +126,8 @@ def assemble(storages: Any, samplers: Any, writers: Any, collate_fns: Any) -> tu
 
     Each argument is an ensemble or a sequence; all have the same length. A writer that another buffer uses stays with
     that buffer, which continues to write to the storage. The new member only reads and gets its own writer. If a
-    sampler and its storage belong to one existing buffer with the same transform, and there is no collate function,
-    that buffer becomes the member.
+    sampler and its storage belong to one existing buffer with the same transform, that buffer becomes the member. This
+    needs a collate function of None.
 
     Raises:
         InvalidArgumentError: no storages or samplers, sequences of different lengths, or a sampler of another buffer.

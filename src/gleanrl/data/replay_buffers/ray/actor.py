@@ -286,8 +286,8 @@ class BufferHost:
     def ahead(self, client: bytes, era: int, due: tuple[int, ...]) -> PickledBatch:
         """Return the next batches for a client, each with its number, one for each element of `due`.
 
-        An element is None if no batch is available: the client has discarded its requests, an epoch has ended, or the
-        buffer no longer draws ahead. An error of one batch is raised in place of all of them.
+        An element is None if no batch is available. Then the client has discarded its requests, an epoch has ended, or
+        the buffer no longer draws ahead. An error of one batch is raised in place of all of them.
 
         Args:
             client: the client's name.

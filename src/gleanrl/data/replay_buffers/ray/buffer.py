@@ -60,8 +60,8 @@ class RayReplayBuffer:
     Args:
         *args: positional arguments of the buffer.
         replay_buffer_cls: the buffer's class.
-        ray_init_config: arguments of `ray.init`, if Ray isn't running in this process; otherwise ignored, with a
-            warning if they differ from the arguments that gleanrl started it with.
+        ray_init_config: arguments of `ray.init`, if Ray isn't running in this process. Otherwise they are ignored, with
+            a warning if gleanrl didn't start Ray with the same ones.
         remote_config: the actor's resources and other Ray options: ``num_cpus`` (default 0), ``memory`` in bytes,
             ``resources``, ``scheduling_strategy``, ``name``, ….
         **options: keyword arguments of the buffer's class, which are sent to the actor. Parts may be callables.

@@ -243,7 +243,7 @@ class _Line:
     """A queue of batches requested ahead, the oldest first: arrived, on their way, or not requested yet.
 
     One message carries several small batches. Requests are collected until half of the batches ahead are due. All due
-    requests are sent before any other call of the client, so the batches are the same as if they were requested one by
+    requests are sent before any other call of the client. So the batches are the same as if they were requested one by
     one. If the client discards a line, its pending results are ignored, and the actor draws no more batches for it.
 
     Attributes:
