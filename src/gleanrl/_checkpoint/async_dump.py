@@ -20,7 +20,7 @@ class Dump:
     Once a caller waits without a timeout, the thread works at full speed.
 
     Any thread may call the methods. A forked child has no such thread, and the dump belongs to its parent. The
-    constructor copies the `Items` in the state, and returns before anything is written.
+    constructor copies the `Items` in the state. It doesn't wait for the write, except while the interpreter exits.
 
     Args:
         folder: the folder of the checkpoint.
