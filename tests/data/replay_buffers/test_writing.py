@@ -21,6 +21,7 @@ from gleanrl.data.replay_buffers import (
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
+from gleanrl.envs.transforms import Compose, MultiStepTransform
 from gleanrl.errors import (
     IndexRangeError,
     InvalidArgumentError,
@@ -29,6 +30,7 @@ from gleanrl.errors import (
     UnsupportedError,
 )
 from tests.data.replay_buffers.oracle import fingerprint
+from tests.interrupts import interruptions
 
 
 def rows(count: int, start: int = 0, streams: int | None = None) -> TensorDict:
@@ -420,3 +422,60 @@ def test_loaded_write_count_continues(counts_again):
         again.load_state_dict({**buffer.state_dict(), "_written_before": 9})
     again.set_storage(LazyTensorStorage(10))
     assert again.write_count == 0 and again.extend(rows(3)).tolist() == [0, 1, 2] and again.write_count == 3
+
+
+def steps(count: int, start: int = 0, dtype: torch.dtype = torch.float32) -> TensorDict:
+    t = torch.arange(start, start + count)[:, None]
+    after = {"reward": torch.ones(count, 1), "done": torch.zeros(count, 1, dtype=torch.bool)}
+    return TensorDict(
+        {"observation": t.to(dtype), "next": {"observation": t.to(dtype) + 1, **after}}, [count]
+    )
+
+
+def n_step() -> TensorDictReplayBuffer:
+    transform = Compose(MultiStepTransform(2, 0.9))
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(40), transform=transform, batch_size=2)
+    buffer.extend(steps(5))
+    return buffer
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda buffer: buffer.extend(steps(3, 5, torch.float64)),
+        lambda buffer: buffer.add(steps(1, 5, torch.float64)[0]),
+        lambda buffer: buffer.__setitem__(slice(0, 3), steps(3, 5, torch.float64)),
+    ],
+    ids=["extend", "add", "setitem"],
+)
+def test_refused_write_keeps_the_steps_that_a_transform_holds(write):
+    buffer = n_step()
+    with pytest.raises(SchemaError):
+        write(buffer)
+    buffer.extend(steps(3, 5))
+    assert buffer[:]["observation"].flatten().tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_failure_of_a_later_transform_keeps_the_steps_that_an_earlier_one_holds():
+    class Failing(Holding):
+        def inv(self, data: Any) -> Any:
+            if self.hold:
+                raise ValueError("not now")
+            return data
+
+    buffer, failing = n_step(), Failing()
+    buffer.insert_transform(0, failing)  # written data pass the transforms in reverse order
+    with pytest.raises(ValueError, match="not now"):
+        buffer.extend(steps(3, 5))
+    failing.hold = False
+    buffer.extend(steps(3, 5))
+    assert buffer[:]["observation"].flatten().tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_interrupted_write_neither_loses_nor_repeats_held_steps(count):
+    for buffer, place in interruptions(n_step, lambda buffer: buffer.extend(steps(count, 5)), most=60):
+        written = 5 + (count if len(buffer) > 3 else 0)
+        buffer.extend(steps(4, written))
+        stored = buffer[:]["observation"].flatten().tolist()
+        assert stored == [*range(written + 2)], place

@@ -28,6 +28,9 @@ class HoldsSteps(Protocol):
             The ids whose last step was held back. No stored step of these trajectories is the last one.
         """
 
+    def restorer(self) -> Callable[[], None]:
+        """Return a function that restores the present steps after further writes. It can't fail."""
+
 
 class Stage:
     """One transform with its two directions.
@@ -301,8 +304,24 @@ class Pipeline(Stateful[tuple[Any, ...]]):
 
     def end_retained(self, ids: Collection[int]) -> set[int]:
         """Mark the held-back last steps of abandoned trajectories and return their ids; see `HoldsSteps`."""
-        holding = [module for module in self.modules() if isinstance(module, HoldsSteps)]
-        return set[int]().union(*(module.end_retained(ids) for module in holding))
+        return set[int]().union(*(module.end_retained(ids) for module in self._holding()))
+
+    def restorer(self) -> Callable[[], None]:
+        """Return a function that restores the steps that transforms hold back now; see `HoldsSteps`."""
+        restorers = [module.restorer() for module in self._holding()]
+
+        def restore() -> None:
+            for each in restorers:
+                each()
+
+        return restore
+
+    def _holding(self) -> list[Any]:
+        modules = (stage.transform for stage in self._stages if isinstance(stage.transform, nn.Module))
+        # By `issubclass`, which caches its result, because every write passes here. `isinstance` takes 20 us a module.
+        return [
+            module for chain in modules for module in chain.modules() if issubclass(type(module), HoldsSteps)
+        ]
 
     def read(self, batch: Any) -> Any:
         """Return a batch after all transforms, which may change `batch` in place.

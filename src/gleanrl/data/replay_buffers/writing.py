@@ -72,28 +72,50 @@ class Inserter:
         with self._gate.inserting:
             if not parts.writes:
                 parts.claim()
-            storage, transforms = parts.storage, parts.transforms
-            dim_extend = 0 if single else parts.dim_extend
-            if not single and isinstance(data, list):
-                data, dim_extend = storage.join(data, where), 0
-            if transforms.writes or (transforms.reads and not transforms.settled):
-                slot_dims = storage.ndim - single
-                transforms.settle(data, slot_dims)
-                data = transforms.write(data, slot_dims)
-                if data is None:
-                    return no_index(storage)
-            takes = prioritize and parts.sampler.takes_priorities
-            priorities = self._brought(data, single, dim_extend, where) if takes else None
-            index = (self.put or parts.writer.store)(data, single, dim_extend, where)
-            transforms.settled = True
-            if parts.follows:
-                parts.sampler.follow(storage)
-            if priorities is not None:
-                slots = slots_of_update(index, storage.shape)
-                stored = slots >= 0
-                slots, priorities = slots[stored], priorities[stored]
-                parts.sampler.prioritize(storage, slots, priorities, storage.generation(slots))
-            return index
+            if parts.transforms.writes:
+                return self._all_or_nothing(self._store, data, single, where, prioritize)
+            return self._store(data, single, where, prioritize)
+
+    def _store(self, data: Any, single: bool, where: str, prioritize: bool) -> Any:
+        """Carry out `store` under the lock."""
+        parts = self._parts
+        storage, transforms = parts.storage, parts.transforms
+        dim_extend = 0 if single else parts.dim_extend
+        if not single and isinstance(data, list):
+            data, dim_extend = storage.join(data, where), 0
+        if transforms.writes or (transforms.reads and not transforms.settled):
+            slot_dims = storage.ndim - single
+            transforms.settle(data, slot_dims)
+            data = transforms.write(data, slot_dims)
+            if data is None:
+                return no_index(storage)
+        takes = prioritize and parts.sampler.takes_priorities
+        priorities = self._brought(data, single, dim_extend, where) if takes else None
+        index = (self.put or parts.writer.store)(data, single, dim_extend, where)
+        transforms.settled = True
+        if parts.follows:
+            parts.sampler.follow(storage)
+        if priorities is not None:
+            slots = slots_of_update(index, storage.shape)
+            stored = slots >= 0
+            slots, priorities = slots[stored], priorities[stored]
+            parts.sampler.prioritize(storage, slots, priorities, storage.generation(slots))
+        return index
+
+    def _all_or_nothing(self, write: Callable[..., Any], *arguments: Any) -> Any:
+        """Return the result of a write. If it raises and no row was written, transforms hold the same steps as before.
+
+        Transforms act before the storage checks the data, so a refused write has already changed the held steps. After
+        an interrupt of a write that stored its rows, the new held steps remain: the old ones would be stored twice.
+        """
+        storage = self._parts.storage
+        restore, written = self._parts.transforms.restorer(), storage.rows_written
+        try:
+            return write(*arguments)
+        except BaseException:
+            if storage.rows_written == written:
+                to_the_end(restore)
+            raise
 
     def _brought(self, data: Any, single: bool, dim_extend: int, where: str) -> torch.Tensor | None:
         """Return the priorities that records carry, one each, time first; None if they carry none."""
@@ -102,23 +124,27 @@ class Inserter:
     def replace(self, index: Any, value: Any) -> None:
         """Claim the storage, and replace stored records or a column of them (see `ReplayBuffer.__setitem__`)."""
         with self._gate.lock:
-            parts, replaces_column = self._parts, is_key(index)
-            if not parts.writes:
-                parts.claim()
-            storage, time = parts.storage, parts.written_time
-            if replaces_column:
-                index, value = _ALL_ROWS, _with_column(storage, time, index, value)
-            slots, shape = slots_at(index, storage.shape, time)
-            if value is None:
-                raise InvalidTypeError("__setitem__: expected records, got None")
-            value = parts.transforms.write(value, len(shape))
-            if value is None:
-                return
-            parts.writer.check_write(value, "__setitem__")
-            prepared = storage.prepare_selection(value, shape, "__setitem__")
-            if slots.shape[0]:
-                storage.write_slots(prepared, slots, amended=replaces_column)
-                parts.sampler.follow(storage)
+            if not self._parts.writes:
+                self._parts.claim()
+            self._all_or_nothing(self._replace, index, value)
+
+    def _replace(self, index: Any, value: Any) -> None:
+        """Carry out `replace` under the lock."""
+        parts, replaces_column = self._parts, is_key(index)
+        storage, time = parts.storage, parts.written_time
+        if replaces_column:
+            index, value = _ALL_ROWS, _with_column(storage, time, index, value)
+        slots, shape = slots_at(index, storage.shape, time)
+        if value is None:
+            raise InvalidTypeError("__setitem__: expected records, got None")
+        value = parts.transforms.write(value, len(shape))
+        if value is None:
+            return
+        parts.writer.check_write(value, "__setitem__")
+        prepared = storage.prepare_selection(value, shape, "__setitem__")
+        if slots.shape[0]:
+            storage.write_slots(prepared, slots, amended=replaces_column)
+            parts.sampler.follow(storage)
 
     def update_priority(self, index: Any, priority: Any, generation: Any) -> None:
         """Set priorities (see `ReplayBuffer.update_priority`)."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -374,6 +374,15 @@ class MultiStepTransform(BufferTransform):
             The ids of the trajectories whose last step is held back.
         """
         return set() if self._held is None else cut_trajectories(self._held, ids)
+
+    def restorer(self) -> Callable[[], None]:
+        """Return a function that restores the present held steps after further writes; see `HoldsSteps`."""
+        held, cut = self._held, self._seams  # no copies: writes replace these objects and don't change them
+
+        def restore() -> None:
+            self._held, self._seams = held, cut
+
+        return restore
 
     def parts(self) -> dict[str, Stateful[Any]]:
         """Return the held steps as a part of the state."""
