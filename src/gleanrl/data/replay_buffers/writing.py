@@ -72,50 +72,37 @@ class Inserter:
         with self._gate.inserting:
             if not parts.writes:
                 parts.claim()
-            if parts.transforms.writes:
-                return self._all_or_nothing(self._store, data, single, where, prioritize)
-            return self._store(data, single, where, prioritize)
-
-    def _store(self, data: Any, single: bool, where: str, prioritize: bool) -> Any:
-        """Carry out `store` under the lock."""
-        parts = self._parts
-        storage, transforms = parts.storage, parts.transforms
-        dim_extend = 0 if single else parts.dim_extend
-        if not single and isinstance(data, list):
-            data, dim_extend = storage.join(data, where), 0
-        if transforms.writes or (transforms.reads and not transforms.settled):
-            slot_dims = storage.ndim - single
-            transforms.settle(data, slot_dims)
-            data = transforms.write(data, slot_dims)
-            if data is None:
-                return no_index(storage)
-        takes = prioritize and parts.sampler.takes_priorities
-        priorities = self._brought(data, single, dim_extend, where) if takes else None
-        index = (self.put or parts.writer.store)(data, single, dim_extend, where)
-        transforms.settled = True
-        if parts.follows:
-            parts.sampler.follow(storage)
-        if priorities is not None:
-            slots = slots_of_update(index, storage.shape)
-            stored = slots >= 0
-            slots, priorities = slots[stored], priorities[stored]
-            parts.sampler.prioritize(storage, slots, priorities, storage.generation(slots))
-        return index
-
-    def _all_or_nothing(self, write: Callable[..., Any], *arguments: Any) -> Any:
-        """Return the result of a write. If it raises and no row was written, transforms hold the same steps as before.
-
-        Transforms act before the storage checks the data, so a refused write has already changed the held steps. After
-        an interrupt of a write that stored its rows, the new held steps remain: the old ones would be stored twice.
-        """
-        storage = self._parts.storage
-        restore, written = self._parts.transforms.restorer(), storage.rows_written
-        try:
-            return write(*arguments)
-        except BaseException:
-            if storage.rows_written == written:
-                to_the_end(restore)
-            raise
+            storage, transforms = parts.storage, parts.transforms
+            restore = transforms.restorer() if transforms.writes else None
+            written = 0 if restore is None else storage.rows_written
+            try:
+                dim_extend = 0 if single else parts.dim_extend
+                if not single and isinstance(data, list):
+                    data, dim_extend = storage.join(data, where), 0
+                if transforms.writes or (transforms.reads and not transforms.settled):
+                    slot_dims = storage.ndim - single
+                    transforms.settle(data, slot_dims)
+                    data = transforms.write(data, slot_dims)
+                    if data is None:
+                        return no_index(storage)
+                takes = prioritize and parts.sampler.takes_priorities
+                priorities = self._brought(data, single, dim_extend, where) if takes else None
+                index = (self.put or parts.writer.store)(data, single, dim_extend, where)
+                transforms.settled = True
+                if parts.follows:
+                    parts.sampler.follow(storage)
+                if priorities is not None:
+                    slots = slots_of_update(index, storage.shape)
+                    stored = slots >= 0
+                    slots, priorities = slots[stored], priorities[stored]
+                    parts.sampler.prioritize(storage, slots, priorities, storage.generation(slots))
+                return index
+            except BaseException:
+                # Transforms act before the storage checks the data, so a refused write has already changed the held
+                # steps. If an interrupted write stored its rows, the old steps would be stored twice.
+                if restore is not None and storage.rows_written == written:
+                    to_the_end(restore)
+                raise
 
     def _brought(self, data: Any, single: bool, dim_extend: int, where: str) -> torch.Tensor | None:
         """Return the priorities that records carry, one each, time first; None if they carry none."""
@@ -126,7 +113,14 @@ class Inserter:
         with self._gate.lock:
             if not self._parts.writes:
                 self._parts.claim()
-            self._all_or_nothing(self._replace, index, value)
+            storage, restore = self._parts.storage, self._parts.transforms.restorer()
+            written = storage.rows_written
+            try:
+                self._replace(index, value)
+            except BaseException:
+                if storage.rows_written == written:  # as in `store`
+                    to_the_end(restore)
+                raise
 
     def _replace(self, index: Any, value: Any) -> None:
         """Carry out `replace` under the lock."""
