@@ -289,7 +289,7 @@ class MultiStepTransform(BufferTransform):
         single = [] if done_key is None else [done_key]
         self.done_keys = [*(as_keys("done_key", single) or []), *(as_keys("done_keys", done_keys) or [])]
         self.mask_key = None if mask_key is None else as_key(as_path(mask_key))
-        self._retained: TensorDictBase | None = None
+        self._held: TensorDictBase | None = None
         # Marks the held steps that are the last before a seam, [*B, T] bool: a reset that no flag shows.
         self._seams: torch.Tensor | None = None
 
@@ -317,21 +317,21 @@ class MultiStepTransform(BufferTransform):
                 )
             return None if made is None else made.squeeze(0)
         total, cut = tensordict, torch.zeros(tensordict.batch_size, dtype=torch.bool, device="cpu")
-        if self._retained is not None:
-            if self._retained.batch_size[:-1] != tensordict.batch_size[:-1]:
+        if self._held is not None:
+            if self._held.batch_size[:-1] != tensordict.batch_size[:-1]:
                 raise SchemaError(
-                    f"MultiStepTransform: expected {tuple(self._retained.batch_size[:-1])} streams as before, got a "
+                    f"MultiStepTransform: expected {tuple(self._held.batch_size[:-1])} streams as before, got a "
                     f"batch of {tuple(tensordict.batch_size)}; time is the last dimension"
                 )
             device = batch_device(tensordict)
-            if batch_device(self._retained) != device:
-                self._retained = self._retained.to(device)
-            total = torch.cat([self._retained, tensordict], tensordict.ndim - 1)
-            cut = torch.cat([self._seams_of(self._retained, tensordict), cut], -1)
+            if batch_device(self._held) != device:
+                self._held = self._held.to(device)
+            total = torch.cat([self._held, tensordict], tensordict.ndim - 1)
+            cut = torch.cat([self._seams_of(self._held, tensordict), cut], -1)
         length = total.shape[-1]
         last = slice(max(length - self.n_steps, 0), length)
         # Clones, because the caller may change or reuse the memory of its batch before the next write.
-        self._retained, self._seams = total[..., last].clone(), cut[..., last].clone()
+        self._held, self._seams = total[..., last].clone(), cut[..., last].clone()
         if length <= self.n_steps:
             return None
         return self._post_processed(total, cut)[..., : length - self.n_steps].clone()
@@ -373,15 +373,15 @@ class MultiStepTransform(BufferTransform):
         Returns:
             The ids of the trajectories whose last step is held back.
         """
-        return set() if self._retained is None else cut_trajectories(self._retained, ids)
+        return set() if self._held is None else cut_trajectories(self._held, ids)
 
     def restorer(self) -> Callable[[], None]:
         """Return a function that restores the present held steps after further writes; see `HoldsSteps`."""
         # No copies, because writes replace these objects and don't change them.
-        steps, cut = self._retained, self._seams
+        steps, cut = self._held, self._seams
 
         def restore() -> None:
-            self._retained, self._seams = steps, cut
+            self._held, self._seams = steps, cut
 
         return restore
 
@@ -414,7 +414,7 @@ class _RetainedPart(Stateful[RetainedSteps]):
         self._transform = transform
 
     def snapshot(self) -> RetainedSteps:
-        steps = self._transform._retained
+        steps = self._transform._held
         if steps is None:
             return RetainedSteps({}, (), ())
         leaves = {as_key(path): leaf.clone() for path, leaf in flatten(steps).items()}
@@ -453,7 +453,7 @@ class _RetainedPart(Stateful[RetainedSteps]):
             steps = TensorDict({}, list(value.batch_size), names=names)
             for key, leaf in value.leaves.items():
                 steps.set(key, as_entry(leaf.clone()))
-        self._transform._retained = steps
+        self._transform._held = steps
         self._transform._seams = None if value.seams is None else value.seams.clone()
 
 
