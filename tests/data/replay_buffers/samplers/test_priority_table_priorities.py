@@ -101,8 +101,9 @@ def test_table_agrees_with_a_dictionary(kind, within, script):
                 model.raw[slot] = value
                 model.seen = max(value, model.seen or 0.0)
         elif name == "mark" and len(storage):
-            model.enter([number % len(storage)])
-            buffer.sampler.mark(storage, torch.tensor([number % len(storage)]))
+            slots = sorted({number % len(storage), number // 5 % len(storage)})
+            model.enter(slots)
+            buffer.sampler.mark(storage, torch.tensor(slots))
         elif name == "draw" and len(storage):
             buffer.sample(4)
         elif name == "alpha":

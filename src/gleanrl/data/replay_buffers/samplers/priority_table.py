@@ -269,10 +269,12 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         return self._native
 
     def reset(self, storage: Storage, slots: torch.Tensor) -> None:
-        """Give `slots`, ``(n,)`` int64, the priority of new rows."""
+        """Give `slots`, ``(n,)`` int64, the priority of new rows.
+
+        With `within_buffer`, their present priorities don't count for it.
+        """
         native = self.of(storage)
-        for start, count in ranges_of(slots):
-            self._fill(native, [(start, start + count)])
+        self._fill(native, [(start, start + count) for start, count in ranges_of(slots)])
 
     def _look_at_all(self, storage: Storage) -> None:
         native = self._native
