@@ -130,7 +130,10 @@ class PolicyError(GleanError, RuntimeError):
 
 
 class EnvironmentContractError(GleanError, RuntimeError):
-    """An environment violated its own specs: a key, shape or dtype changed, or a reset returned done."""
+    """An environment, or a transform in it, broke the contract of environments; the message says how.
+
+    Examples: a key, shape or dtype differs from the specs, a reset returned done, or `_step` returned its input.
+    """
 
 
 class ConformanceError(GleanError, AssertionError):

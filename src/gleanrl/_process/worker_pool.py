@@ -468,8 +468,8 @@ class WorkerPool:
 
         Raises:
             LaunchError: the new worker can't be started; the former one is lost.
-            WorkerError: the former worker can't be killed.
-            ClosedError: the pool was closed.
+            WorkerError: the former worker can't be killed; or `make` can't be pickled, and the former worker is lost.
+            ClosedError: the pool was closed, or this is a fork of the process that started it.
         """
         self.check()
         former = self.workers[index]

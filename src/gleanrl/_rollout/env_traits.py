@@ -135,7 +135,8 @@ class EnvTraits:
         """Return the traits of `env`.
 
         Environments of other libraries have no attribute `traits`. For these, keys declared both as observation and as
-        state are the policy's state, and actions vary if the action spec has a mask.
+        state are the policy's state. Actions vary if the action spec has a mask. An attribute
+        `allow_done_after_reset` of the environment is used. All other traits have their defaults.
         """
         traits: EnvTraits | None = extra(env, "traits")
         if traits is not None:

@@ -141,7 +141,7 @@ class ProbabilisticCall:
         names = [key[-1] if isinstance(key, tuple) else key for key in module.dist_keys]
         self._parameters = list(zip(names, self.inputs, strict=True))
         self._scores = bool(module.return_log_prob)
-        # A composite distribution has another number of outputs.
+        # The calls on tensors make one sample, and its score. `_distribution` also refuses a composite of one member.
         self._on_tensors = module._generator is None and len(self.outputs) == 1 + self._scores
         self._known: type[Distribution] | None = None  # the last class that was checked
         known = hasattr(module.distribution_class, "rsample_and_log_prob")

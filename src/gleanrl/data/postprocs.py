@@ -180,7 +180,7 @@ class MultiStep(nn.Module):
         return torch.tensor(powers, dtype=dtype, device=steps.device)[steps]
 
     def _reach(self, steps: Tensor) -> int:
-        """Return the largest possible number of steps in a transition: `n_steps`, or the length of the batch."""
+        """Return the largest possible number of steps: the smaller of `n_steps` and the length of the batch."""
         return min(self.n_steps, steps.shape[-1])
 
 

@@ -632,7 +632,7 @@ class TensorSpec(Geometry):
 
     @abstractmethod
     def clone(self) -> Self:
-        """Return an equal spec that shares no memory with this one; it isn't read-only, even if this one is."""
+        """Return an equal spec, not read-only, that shares no memory with this one except a `NonTensor` example."""
 
     def rand(self, shape: Iterable[int] | None = (), *, generator: torch.Generator | None = None) -> Any:
         """Draw values from the domain.

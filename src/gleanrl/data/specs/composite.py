@@ -230,7 +230,7 @@ class Composite(Named):
         return self._rebuilt(lambda spec: spec._reshaped(transform), _shape=shape, _names=names)
 
     def clone(self) -> Composite:
-        """Return an equal, unlocked composite that shares no memory with this one."""
+        """Return an equal, unlocked composite that shares no memory with this one, except examples of `NonTensor`."""
         return self._rebuilt(lambda spec: spec.clone())
 
     def clear_device_(self) -> Composite:

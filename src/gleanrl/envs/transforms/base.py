@@ -283,7 +283,8 @@ class Transform(Contained):
     # Whether the hooks that a class defines do nothing without `in_keys` (or `in_keys_inv`).
     by_keys: ClassVar[bool] = True
     invertible: ClassVar[bool] = False  # whether inputs need an `_inv_apply_transform`
-    enable_inv_on_reset: bool = False  # whether `inv` also transforms the requests of resets
+    # Whether `inv` also transforms the requests of resets: a user's states then have the keys of `out_keys_inv`.
+    enable_inv_on_reset: bool = False
     call_on_reset: ClassVar[bool] = False  # whether an overridden `_call` also runs at resets
     actions_vary: ClassVar[bool] = False  # whether a step may change the mask of the action spec
     loses_last: bool = False  # whether it replaces the last observations of episodes by NaN

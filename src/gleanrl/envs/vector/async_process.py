@@ -152,7 +152,8 @@ class ProcessHost:
         """Start the workers and wait until they have made their environments; after an error, end all workers.
 
         Raises:
-            StepFault: if an environment can't be made; ``during`` is ``"construction"``.
+            StepFault: an environment can't be made, or its worker ended or hung; ``during`` is ``"construction"``.
+            CapacityError, UnsupportedError, LaunchError: see `WorkerPool`.
         """
         try:
             self._pool = WorkerPool(self._makers, self._plan)

@@ -77,7 +77,8 @@ class EnvWorkerPool:
         """Start the workers and wait until they have made their environments.
 
         Raises:
-            StepFault: if an environment couldn't be made; ``during`` is ``"construction"``.
+            StepFault: an environment can't be made, or its worker ended or hung; ``during`` is ``"construction"``.
+            CapacityError, UnsupportedError, LaunchError: see `WorkerPool`.
         """
         factories = self._factories
         try:

@@ -201,7 +201,10 @@ class SharedTensorStorage(LazyTensorStorage):
         self.generations = Generations(self._segment.generations)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the name of the shared memory: copies use the same records."""
+        """Pickle a reference to the shared memory: copies use the same records.
+
+        A process must load the pickle while this process lives; later, loading raises `FileNotFoundError`.
+        """
         return _attached, (type(self), self._segment, self.requested_size, self.ndim)
 
 

@@ -75,7 +75,7 @@ class StorageSegment:
         self._journal: list[torch.Tensor] = []
 
     def __getstate__(self) -> SharedMemory:
-        """Pickle the name of the memory."""
+        """Return the memory. Its pickle refers to a descriptor of this process, which must live until the load."""
         return self.memory
 
     def __setstate__(self, memory: SharedMemory) -> None:
