@@ -349,3 +349,12 @@ def test_a_broken_state_changes_nothing(change):
     with pytest.raises(SchemaError, match="load_state_dict"):
         table.load_state_dict({name: state[name] for name in state if name not in change})
     assert raw(table, storage) == [2, 3, 1, 1, 1]
+
+
+@pytest.mark.parametrize("slots", [[2, 3], [1, 3]], ids=["adjacent", "scattered"])
+def test_present_priorities_of_marked_rows_do_not_count_within_the_buffer(slots):
+    storage, table = filled(4), table_of(within_buffer=True)
+    table.of(storage)
+    update(table, storage, [0, 1, 2, 3], [5.0 if slot in slots else 1.0 for slot in range(4)])
+    table.reset(storage, torch.tensor(slots))
+    assert raw(table, storage) == [1.0] * 4
