@@ -6,7 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from gleanrl.data import Bounded
+from gleanrl.data import Bounded, Composite, Unbounded
 from gleanrl.envs import check_env_specs
 from gleanrl.envs.transforms import (
     BinarizeReward,
@@ -153,3 +153,37 @@ def test_several_rewards_become_one(weights, low, high):
 def test_wrong_number_of_weights_is_refused():
     with pytest.raises(InvalidArgumentError, match="2 weights"):
         TransformedEnv(TwoAims(), LineariseRewards(["reward"], weights=[1.0])).reward_spec  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "low", "high", "expected"),
+    [
+        (torch.uint8, [0, 1, 5, 255], -1, 1, [0, 1, 1, 1]),
+        (torch.uint8, [0, 255], 0, 300, [0, 255]),
+        (torch.int8, [-128, 0, 127], -1000.0, 1000.0, [-128, 0, 127]),
+        (torch.int64, [2**24 + 1, 2**62], 0.0, 1e19, [2**24 + 1, 2**62]),
+        (torch.int64, [-(2**63), 3], -float("inf"), float("inf"), [-(2**63), 3]),
+    ],
+)
+def test_whole_bounds_outside_an_integer_dtype_do_not_wrap_around(dtype, values, low, high, expected):
+    clip = ClipTransform(["a"], low=low, high=high)
+    clipped = clip(TensorDict({"a": torch.tensor(values, dtype=dtype)}, [len(values)]))["a"]
+    assert clipped.dtype == dtype and clipped.tolist() == expected
+    spec = clip.transform_observation_spec(Composite(a=Unbounded((len(values),), dtype=dtype)))
+    assert spec.is_in(TensorDict({"a": clipped}, []))
+
+
+def test_clipped_integer_rewards_have_the_declared_dtype():
+    class Counted(CountingEnv):
+        def __init__(self):
+            super().__init__()
+            self.reward_spec = Unbounded((1,), dtype=torch.int64)
+
+        def _step(self, tensordict):
+            out = super()._step(tensordict)
+            return out.set("reward", torch.full((1,), 3))
+
+    for bounds in ((-1, 1), (-0.5, 0.5)):
+        env = TransformedEnv(Counted(), RewardClipping(*bounds))
+        rewards = env.rollout(3)["next", "reward"]
+        assert rewards.dtype == env.reward_spec.dtype and rewards.flatten().tolist() == [bounds[1]] * 3

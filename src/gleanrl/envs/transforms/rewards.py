@@ -303,7 +303,8 @@ class RewardClipping(_RewardTransform):
         return value.clamp(self.low, self.high)
 
     def _leaf(self, spec: TensorSpec) -> TensorSpec:
-        return _clipped(spec, self.low, self.high)
+        dtype = self._apply_transform(spec.zero()).dtype
+        return _clipped(spec.to(dtype), self.low, self.high)
 
     def extra_repr(self) -> str:
         """Show the interval."""
@@ -349,9 +350,14 @@ class ClipTransform(EntryTransform):
         self._whole = all(torch.equal(bound, bound.round()) for bound in bounds)
 
     def _apply_transform(self, value: Tensor) -> Tensor:
-        low, high = buffer_on_device(self, "low", value), buffer_on_device(self, "high", value)
-        clipped = torch.clamp(value, low, high)
-        return clipped.to(value.dtype) if self._whole or value.is_floating_point() else clipped
+        bounds = [buffer_on_device(self, name, value) for name in ("low", "high")]
+        if value.is_floating_point():
+            return torch.clamp(value, *bounds).to(value.dtype)
+        if not self._whole:
+            return torch.clamp(value, *bounds)
+        return torch.clamp(
+            value, *(None if bound is None else _as_integer(bound, value.dtype) for bound in bounds)
+        )
 
     def _inv_apply_transform(self, value: Tensor) -> Tensor:
         return self._apply_transform(value)
@@ -441,14 +447,27 @@ def _interval(low_name: str, low: Any, high_name: str, high: Any) -> tuple[Any, 
     return low, high
 
 
+def _as_integer(bound: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a whole bound in an integer dtype, limited to the dtype's range. A plain conversion would wrap around."""
+    limits, widest = torch.iinfo(dtype), torch.iinfo(torch.int64)
+    if bound.is_floating_point():
+        # 2**63 - 1024 is the largest double below 2**63, which int64 can't hold.
+        exact = bound.double()
+        inside = exact.clamp(-(2.0**63), 2.0**63 - 1024).to(torch.int64)
+        bound = torch.where(exact >= 2.0**63, widest.max, inside)
+    return bound.clamp(limits.min, limits.max).to(dtype)
+
+
 def _clipped(spec: TensorSpec, low: Any, high: Any) -> TensorSpec:
     dtype, shape = spec.dtype, spec.shape
     assert dtype is not None
     limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
-    bottom = torch.as_tensor(limits.min if low is None else low, dtype=dtype, device=spec.device).expand(
-        shape
-    )
-    top = torch.as_tensor(limits.max if high is None else high, dtype=dtype, device=spec.device).expand(shape)
+    bounds = [
+        torch.as_tensor(limits.min if low is None else low),
+        torch.as_tensor(limits.max if high is None else high),
+    ]
+    cast = Tensor.to if dtype.is_floating_point else _as_integer
+    bottom, top = (cast(bound, dtype).to(spec.device).expand(shape) for bound in bounds)
     if isinstance(spec, Bounded):
         bottom, top = (torch.clamp(bound, bottom, top) for bound in spec.bounds)
     return Bounded(bottom, top, shape, spec.device, dtype)
