@@ -59,7 +59,7 @@ class GraphBlock(Block):
         return self._rows[path]
 
     def fill(self, path: Path, values: torch.Tensor) -> None:
-        """Write all rows of the column at `path`."""
+        """Write all rows of the column at `path` from `values`, which have time first: ``(T, *batch, *leaf)``."""
         for row, value in zip(self._rows[path], values, strict=True):
             row.copy_(value)
 

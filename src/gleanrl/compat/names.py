@@ -151,8 +151,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     "gleanrl.envs.transforms.utils": ("gleanrl.envs.transforms.casting:check_finite",),
 }
 
-# Keywords of public constructors in other releases: {"class": {"their keyword": "gleanrl's keyword"}}.
 _SLICE_SAMPLER_SPELLINGS = {"pad_output": "pad", "trajectory_key": "traj_key"}
+# Keywords of public constructors in other releases: {"class": {"their keyword": "gleanrl's keyword"}}.
 KEYWORDS: dict[str, dict[str, str]] = {
     "Bounded": {"minimum": "low", "maximum": "high"},
     "BoxList": {"boxes": "n"},

@@ -129,7 +129,10 @@ def _foreign(env: TransformedEnv) -> list[Any]:
 
 
 def _difference(env: Env, state: dict[str, Any]) -> str:
-    """Return why `state` doesn't fully restore `env`; empty if it does. `env` and all generators are unchanged."""
+    """Return why `state` doesn't fully restore `env`; empty if some steps of two copies show no difference.
+
+    `env` and all generators are unchanged.
+    """
     with GENERATORS.preserved(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -89,9 +89,10 @@ class AsynchronousSource(WorkerSource):
         return sum(self._frames_coming(worker) for worker in range(self.num_workers))
 
     def _frames_coming(self, worker: int) -> int:
-        """Return the maximal number of frames of a worker's shares that are not delivered yet.
+        """Return the maximal number of frames that a worker's shares under way can still deliver.
 
-        A finished share counts its frames. An unfinished one counts all steps of its grant.
+        A finished share counts its frames, a failed one 0. An unfinished one counts all steps of its grant, times the
+        environments. If the worker's shares are unwanted, the result is 0.
         """
         if self.controller.now.unwanted[worker]:
             return 0

@@ -227,10 +227,12 @@ class WorkerController:
         """Return whether a worker's next share is finished and wanted; discard failed and unwanted ones before it.
 
         The result is False until the error of an earlier share, or the share's object columns, have arrived. If an
-        interrupt dropped the object columns, the share is discarded.
+        interrupt dropped the object columns, the controller discards all shares of the worker that aren't taken; see
+        `discard`.
 
         Raises:
-            WorkerError: the share has fewer steps than were granted, and wasn't cut. It is discarded.
+            WorkerError: the share has fewer steps than were granted, and wasn't cut. The controller first discards all
+                shares of the worker that aren't taken.
         """
         self._sweep(worker)
         number, counters = self.now.num_consumed[worker], self.counters[worker]

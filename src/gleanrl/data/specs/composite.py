@@ -345,7 +345,7 @@ class Composite(Named):
                 raise MissingKeyError(f"encode: no key {name!r}; got {list(val.keys())}")
             encoded[name] = val[name] if spec is None else spec.encode(val[name], ignore_device=ignore_device)
             if spec is not None:
-                # The first entry sets the leading dimensions of the batch; all others must have the same
+                # Dimensions in front of the spec's become batch dimensions, which a TensorDict shares among entries.
                 got = encoded[name].shape[: encoded[name].ndim - spec.ndim]
                 if lead is not None and got != lead:
                     raise SchemaError(

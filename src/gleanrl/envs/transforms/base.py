@@ -383,9 +383,9 @@ class Transform(Contained):
         return self._call(next_tensordict)
 
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
-        """Transform the result of a reset. An overridden `_call` does so only with `call_on_reset`.
+        """Transform the result of a reset with `_call`, if the result has one of `in_keys`; otherwise change nothing.
 
-        Absent keys are skipped, because a reset returns no rewards.
+        An overridden `_call` also needs `call_on_reset`. Absent keys are skipped, because a reset returns no rewards.
         """
         if not self.call_on_reset and overridden(self, "_call", of=Transform):
             return tensordict_reset

@@ -205,7 +205,7 @@ class TransformedStepper(Stepper):
         self._block: Block | None = None  # the outer block
         self._primed_before: Collection[Path] = ()  # paths of the last binding; other ones need new targets
         self._skipping: RowSkippingPlan | None = None  # set by `defer` while skippable rows are skipped
-        self._num_stepped = 0  # number of rows of the block that have been stepped
+        self._num_stepped = 0  # complete rows of the block; `settle` writes results only up to here
         self._masked = False  # whether rows may be resets of the base environment, which are no frames
         self._root, self._outcome, self._reset_root, self._request, self._input = (
             Row(self.batch_size, said_of(base.device, env.device)) for _ in range(5)

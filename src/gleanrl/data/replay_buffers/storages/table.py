@@ -76,7 +76,7 @@ class Table:
         self.find_seams = None if seams is None else seams.find
         """Finds seams between writes; None if the schema allows no comparison."""
         if allocate.shared:
-            renew_in_child(self)  # see `after_fork`
+            renew_in_child(self)  # a child must not write into columns that it shares with its parent
         # A table that is dropped before use, for example by a failed load, must leave no files. `keep` cancels this.
         self._undo = weakref.finalize(self, allocate.discard)
 
