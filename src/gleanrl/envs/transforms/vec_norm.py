@@ -630,8 +630,8 @@ class VecNormV2(VecNorm):
 class _InRecords(VecNormV2, Following):
     """A `VecNormV2` with ``stateful=False``: its statistics are entries of the records.
 
-    Each step reads them from the root and writes the updated ones into the outcome. `carried` keeps the latest, for roots
-    that lack them.
+    Each step reads them from the root and writes the updated ones into the outcome. `carried` keeps the latest, for
+    roots that lack them.
     """
 
     on_rows = True
