@@ -69,13 +69,16 @@ class Inserter:
             parts.storage.preserve_next(1 if single else length_hint(data))
         if self._gate.learner_waits:
             self._gate.give_way()
-        with self._gate.inserting:
-            if not parts.writes:
-                parts.claim()
-            storage, transforms = parts.storage, parts.transforms
-            restore = transforms.restorer() if transforms.writes else None
-            written = 0 if restore is None else storage.rows_written
-            try:
+        restore: Callable[[], None] | None = None
+        written = 0
+        # The lock's block holds no `try`: an interrupt at that line would leave the lock held (CPython 3.11).
+        try:
+            with self._gate.inserting:
+                if not parts.writes:
+                    parts.claim()
+                storage, transforms = parts.storage, parts.transforms
+                if transforms.writes:
+                    restore, written = transforms.restorer(), storage.rows_written
                 dim_extend = 0 if single else parts.dim_extend
                 if not single and isinstance(data, list):
                     data, dim_extend = storage.join(data, where), 0
@@ -97,12 +100,20 @@ class Inserter:
                     slots, priorities = slots[stored], priorities[stored]
                     parts.sampler.prioritize(storage, slots, priorities, storage.generation(slots))
                 return index
-            except BaseException:
-                # Transforms act before the storage checks the data, so a refused write has already changed the held
-                # steps. If an interrupted write stored its rows, the old steps would be stored twice.
-                if restore is not None and storage.rows_written == written:
-                    to_the_end(restore)
-                raise
+        except BaseException:
+            if restore is not None:
+                self._undo(restore, written)
+            raise
+
+    def _undo(self, restore: Callable[[], None], written: int) -> None:
+        """Restore the steps that transforms held before a write that raised, unless it stored its rows.
+
+        Transforms act before the storage checks the data, so a refused write has already changed the held steps. If an
+        interrupted write stored its rows, the old steps would be stored twice.
+        """
+        with self._gate.lock:
+            if self._parts.storage.rows_written == written:
+                to_the_end(restore)
 
     def _brought(self, data: Any, single: bool, dim_extend: int, where: str) -> torch.Tensor | None:
         """Return the priorities that records carry, one each, time first; None if they carry none."""
@@ -110,17 +121,18 @@ class Inserter:
 
     def replace(self, index: Any, value: Any) -> None:
         """Claim the storage, and replace stored records or a column of them (see `ReplayBuffer.__setitem__`)."""
-        with self._gate.lock:
-            if not self._parts.writes:
-                self._parts.claim()
-            storage, restore = self._parts.storage, self._parts.transforms.restorer()
-            written = storage.rows_written
-            try:
+        restore: Callable[[], None] | None = None
+        written = 0
+        try:  # outside of the lock's block, as in `store`
+            with self._gate.lock:
+                if not self._parts.writes:
+                    self._parts.claim()
+                restore, written = self._parts.transforms.restorer(), self._parts.storage.rows_written
                 self._replace(index, value)
-            except BaseException:
-                if storage.rows_written == written:  # as in `store`
-                    to_the_end(restore)
-                raise
+        except BaseException:
+            if restore is not None:
+                self._undo(restore, written)
+            raise
 
     def _replace(self, index: Any, value: Any) -> None:
         """Carry out `replace` under the lock."""
