@@ -25,10 +25,10 @@ if os.fork():
     os._exit(0)  # the other program has no parent among the tests
 kept = Path(f"/dev/shm/torch_{os.getpid()}_0_0")
 kept.touch()
-count = 0
+own, count = os.getpid(), 0
 while count == 0 or not select.select([sys.stdin], [], [], 0)[0]:
     count += 1
-    for name in (f"torch_{os.getpid()}_{count}_0", f"psm_{count:08x}", f"other-program-{count}"):
+    for name in (f"torch_{own}_{count}_0", f"psm_{own << 12 | count & 4095:08x}", f"other-{own}-{count}"):
         file = Path("/dev/shm", name)
         file.touch()
         file.unlink()
@@ -75,7 +75,9 @@ def test_files_of_another_program_do_not_count(other_program):
     for _ in range(50):
         assert Holdings.now().shared_memory <= before.shared_memory
     before.check()
-    assert shared_memory([other_program]) == {f"torch_{other_program}_0_0"}
+    found = shared_memory([other_program])  # one of the short-lived files may be among them
+    assert f"torch_{other_program}_0_0" in found
+    assert all(name.startswith(f"torch_{other_program}_") for name in found)
 
 
 @pytest.mark.parametrize("name", ["torch_{pid}_12_0", "pym-{pid}-abc", "gleanrl-tests-leak"])
