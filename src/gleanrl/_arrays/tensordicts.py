@@ -197,12 +197,21 @@ def check_uniform(batch: Any, where: str) -> None:
                     f"{where}: expected the same keys in every part of the stacked batch, part {position} differs from "
                     f"the first one in {sorted(part ^ parts[0], key=str)}"
                 )
-        groups = batch.tensordicts
+        groups: list[Any] = batch.tensordicts
     else:
-        groups = [group for group in level_of(batch).values() if is_tensor_collection(group)]
+        groups = list(groups_of(batch).values())
     for group in groups:
-        if not is_non_tensor(group):
-            check_uniform(group, where)
+        check_uniform(group, where)
+
+
+def groups_of(batch: Any) -> dict[str, Any]:
+    """Return the nested tensor collections of one level by key, without non-tensor data."""
+    return {
+        key: value
+        for key, value in level_of(batch).items()
+        # The first test is fast and true for most values; the others look through base classes.
+        if not isinstance(value, torch.Tensor) and is_tensor_collection(value) and not is_non_tensor(value)
+    }
 
 
 def _is_leaf(kind: type[Any]) -> bool:
@@ -485,10 +494,14 @@ def _read(node: _Node, batch: Any, leaves: list[Any], exact: bool) -> bool:
         for key, child in node.children:
             below = entries[key]
             if type(below) is not TensorDict:
-                # A lazy stack shows only the keys that all parts share. The caller reports a difference.
-                parts: Sequence[Any] = getattr(below, "tensordicts", ())
-                if not is_tensor_collection(below) or any(part.keys() != parts[0].keys() for part in parts):
+                if not is_tensor_collection(below):
                     return False
+                # A lazy stack shows only the keys that all parts share. The caller reports a difference. It has
+                # checked the groups of a batch that is a lazy stack itself.
+                if isinstance(below, LazyStackedTensorDict) and type(batch) is TensorDict:
+                    first, *others = map(level_of, below.tensordicts)
+                    if any(other.keys() != first.keys() for other in others):
+                        return False
             if not _read(child, below, leaves, exact):
                 return False
     except (KeyError, RuntimeError):  # a lazy stack raises RuntimeError for entries that it can't stack

@@ -69,7 +69,8 @@ class TensorDictFormat(RecordFormat):
             lead = leading(size, dims, "batch dimensions", where)
         leaves = self.schema.layout.match(data)
         if leaves is None:
-            check_uniform(data, where)  # `match` refuses groups whose parts differ in keys, `read` doesn't
+            if is_plain:  # `match` refuses groups whose parts differ in keys, `read` doesn't
+                check_uniform(data, where)
             leaves = self.schema.layout.read(without_added_keys(data), where)
         return lead, self.schema.as_lists(leaves, lead, where) if self.schema.lists else leaves
 
