@@ -69,8 +69,7 @@ class Inserter:
             parts.storage.preserve_next(1 if single else length_hint(data))
         if self._gate.learner_waits:
             self._gate.give_way()
-        restore: Callable[[], None] | None = None
-        written = 0
+        undo: Callable[[], None] | None = None
         # The lock's block holds no `try`: an interrupt at that line would leave the lock held (CPython 3.11).
         try:
             with self._gate.inserting:
@@ -78,7 +77,7 @@ class Inserter:
                     parts.claim()
                 storage, transforms = parts.storage, parts.transforms
                 if transforms.writes:
-                    restore, written = transforms.restorer(), storage.rows_written
+                    undo = self._undoing()
                 dim_extend = 0 if single else parts.dim_extend
                 if not single and isinstance(data, list):
                     data, dim_extend = storage.join(data, where), 0
@@ -101,19 +100,25 @@ class Inserter:
                     parts.sampler.prioritize(storage, slots, priorities, storage.generation(slots))
                 return index
         except BaseException:
-            if restore is not None:
-                self._undo(restore, written)
+            if undo is not None:
+                undo()
             raise
 
-    def _undo(self, restore: Callable[[], None], written: int) -> None:
-        """Restore the steps that transforms held before a write that raised, unless it stored its rows.
+    def _undoing(self) -> Callable[[], None]:
+        """Return a function that restores the steps that transforms hold now, unless rows were stored meanwhile.
 
         Transforms act before the storage checks the data, so a refused write has already changed the held steps. If an
         interrupted write stored its rows, the old steps would be stored twice.
         """
-        with self._gate.lock:
-            if self._parts.storage.rows_written == written:
-                to_the_end(restore)
+        storage, restore = self._parts.storage, self._parts.transforms.restorer()
+        written = storage.rows_written
+
+        def undo() -> None:
+            with self._gate.lock:
+                if storage.rows_written == written:
+                    to_the_end(restore)
+
+        return undo
 
     def _brought(self, data: Any, single: bool, dim_extend: int, where: str) -> torch.Tensor | None:
         """Return the priorities that records carry, one each, time first; None if they carry none."""
@@ -121,17 +126,17 @@ class Inserter:
 
     def replace(self, index: Any, value: Any) -> None:
         """Claim the storage, and replace stored records or a column of them (see `ReplayBuffer.__setitem__`)."""
-        restore: Callable[[], None] | None = None
-        written = 0
+        undo: Callable[[], None] | None = None
         try:  # outside of the lock's block, as in `store`
             with self._gate.lock:
                 if not self._parts.writes:
                     self._parts.claim()
-                restore, written = self._parts.transforms.restorer(), self._parts.storage.rows_written
+                if self._parts.transforms.writes:
+                    undo = self._undoing()
                 self._replace(index, value)
         except BaseException:
-            if restore is not None:
-                self._undo(restore, written)
+            if undo is not None:
+                undo()
             raise
 
     def _replace(self, index: Any, value: Any) -> None:
