@@ -64,7 +64,7 @@ class SumTree {
   void fill(std::int64_t start, std::int64_t n, double value);
 
   // index[i] = a row drawn with uniform[i], value[i] = its leaf. Uniforms are in [0, 1), and may be stored in `value`
-  // itself. Draws are with replacement. The tables in `beside` are prefetched at the drawn rows, because the caller
+  // itself. Draws are with replacement. `beside` names tables that are prefetched at the drawn rows, because the caller
   // will read them.
   struct Beside {
     const void* rows;

@@ -595,8 +595,8 @@ class BatchedEnv(EnvBase):
     def state_dict(self, *args: Any, **kwargs: Any) -> OrderedDict[str, Any]:  # type: ignore[override]
         """Return the state of every member, under ``"worker0"``, ``"worker1"``, ….
 
-        An unstarted batch is started. A closed batch returns the states before `close`. They are those of an earlier
-        `close`, or empty, if the members couldn't be asked any more. The arguments have no effect.
+        An unstarted batch is started. A closed batch returns the states before `close`. If `close` couldn't ask the
+        members, it returns the states before an earlier `close`, or none. The arguments have no effect.
         """
         if not self._closed:
             self.start()
