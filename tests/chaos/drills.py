@@ -1,7 +1,8 @@
 """Helpers of all drills: the size of a drill, and collectors over the oracle's environments.
 
 `GLEANRL_CHAOS` is the share of the full numbers: 1 in `make chaos`, a twentieth otherwise. Time limits hold for an idle
-machine, so full drills check them. Other drills allow ten times as much.
+machine, so only full drills check them. Other drills run on shared machines: their limits are wide enough for any load,
+so that only a hang exceeds them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gleanrl.collectors import MultiaSyncDataCollector, MultiSyncDataCollector, 
 from tests.contract.helpers import check_ledger
 
 SHARE = float(os.environ.get("GLEANRL_CHAOS", 0.05))
-SLACK = 1.0 if SHARE >= 1 else 10.0
+SLACK = 1.0 if SHARE >= 1 else 60.0
 KINDS = ("sync", "async")
 HANG_S = 20.0
 

@@ -38,7 +38,8 @@ def test_killed_actor_is_replaced_and_its_frames_are_discarded(apart, ray_sessio
     lost = after.reasons.get("worker", 0) - before.reasons.get("worker", 0)
     assert 0 <= lost <= 40
     assert all(name % 2 == victim for name in new)
-    assert (len(lent()), len(mapped("memfd:gleanrl"))) == opened, "nothing is kept of the one that was lost"
+    # Fewer: memory of a node that an earlier test killed may have been open at the start.
+    assert len(lent()) <= opened[0] and len(mapped("memfd:gleanrl")) <= opened[1], "memory of the killed node is kept"
 
 
 def kill(ray, actor) -> None:
