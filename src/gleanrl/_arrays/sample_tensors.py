@@ -29,8 +29,8 @@ _Part = tuple[Callable[..., Any], tuple[int, ...], np.dtype[Any]]
 def maker(forms: Sequence[Form], pool: BufferPool | None = None) -> Callable[[], Made]:
     """Return a function that makes uninitialised CPU tensors of the given forms at each call.
 
-    The core makes them, in less than half of NumPy's time, if torch offers its exchange interface. NumPy makes them
-    otherwise. It also makes all of them if one is large enough for the pool, or has a dtype that the core can't handle.
+    The core makes them, in less than half of NumPy's time, if torch offers its exchange interface. Otherwise NumPy
+    makes them. NumPy makes all of them if one is large enough for the pool, or has a dtype that the core can't handle.
     Torch's own allocation functions are slower than both.
 
     Args:
@@ -38,7 +38,8 @@ def maker(forms: Sequence[Form], pool: BufferPool | None = None) -> Callable[[],
         pool: provides the memory of large tensors; None allocates all memory anew.
 
     Returns:
-        A function without arguments; any thread may call it.
+        A function without arguments; any thread may call it. Each call returns the tensors and the addresses of their
+        memory.
     """
     large = [
         pool is not None and math.prod(shape) * dtype.itemsize >= pool.min_bytes for shape, dtype in forms

@@ -110,6 +110,7 @@ class WorkersCollector(SourceCollector):
         UnsupportedError: arguments exclude each other, or are not available on this machine; the message says which.
         MissingArgumentError: an argument requires another one; the message says which.
         WorkerError: the policy can't be pickled, or a worker is lost or too slow at its start (also a RuntimeError).
+        CapacityError: this process can't have so many workers or so much shared memory (also a RuntimeError).
         OSError: no process can be started.
         Exception: an error of the environment's or the policy's construction in a worker. All workers have ended.
     """

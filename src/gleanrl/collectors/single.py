@@ -29,7 +29,8 @@ class SyncDataCollector(SourceCollector):
     "traj_ids")``. When the budget is spent, the environment is closed.
 
     After an error the current batch is lost, and counted as discarded in `stats`. The collector can be used again, and
-    its next batch begins with a reset.
+    its next batch begins with a reset. With `trajs_per_batch`, an error of `postproc`, `post_collect_hook` or the
+    buffer causes no reset. Only the trajectories of that batch are lost then.
 
     Args:
         create_env_fn: an environment, or a callable that makes one. Any object with the protocol of `EnvBase` is
@@ -57,8 +58,8 @@ class SyncDataCollector(SourceCollector):
         split_trajs: whether batches are split into padded trajectories (see `split_trajectories`).
         exploration_type: the exploration type during collection, or its name, for example ``"random"``.
         exploration_mode: older spelling of `exploration_type`, a string.
-        return_same_td: whether all batches share one TensorDict and its memory, so that each overwrites the one before.
-            Entries that the user adds to it are kept.
+        return_same_td: whether all full batches share one TensorDict and its memory, so that each overwrites the one
+            before. Entries that the user adds to it are kept.
         reset_when_done: must be True.
         interruptor: an object with ``collection_stopped()``, which is called after every step. If it returns True, the
             batch ends there and is delivered.
@@ -66,9 +67,9 @@ class SyncDataCollector(SourceCollector):
         use_buffers: no effect; accepted for compatibility.
         replay_buffer: a buffer that batches are written to, in their delivered form. Iterating and `next` then give
             None, and `start` collects in the background.
-        extend_buffer: whether a batch is written by one ``extend``. Otherwise it is written step by step with ``add``,
-            without `postproc` and `split_trajs`. Steps of a batch of environments are written with ``extend`` if the
-            storage has ``ndim=1``.
+        extend_buffer: whether a batch is written by one ``extend``. Otherwise it is written step by step with ``add``.
+            Steps of a batch of environments are written with ``extend`` if the storage has ``ndim=1``. False can't be
+            combined with `postproc`, `split_trajs` or `trajs_per_batch`.
         trust_policy: whether `policy` is called on TensorDicts, regardless of its signature. It brings no speedup here:
             the checks of policy outputs are free.
         compile_policy: whether `torch.compile` compiles the policy's calls, or keyword arguments for it. Compilation
@@ -79,12 +80,14 @@ class SyncDataCollector(SourceCollector):
         weight_updater: sends weights when `update_policy_weights_` is called, in place of the collector; or a callable
             that makes it.
         trajs_per_batch: deliver batches of that many whole trajectories, padded, ``[trajs_per_batch, T]`` with
-            ``("collector", "mask")``. Into a buffer, trajectories are written unpadded, one by one, as they end. Steps
-            are collected `frames_per_batch` at a time and held back until their trajectory ends. When the budget is
-            spent, open trajectories and an incomplete batch are discarded.
-        trajs_per_write: no effect: ended trajectories are written to the buffer at once. It requires `trajs_per_batch`.
+            ``("collector", "mask")``. Steps are collected `frames_per_batch` at a time and held back until their
+            trajectory ends. When the budget is spent, open trajectories and an incomplete batch are discarded. With
+            `replay_buffer` the number has no effect. After every `frames_per_batch` frames, one ``extend`` writes all
+            trajectories that have ended, concatenated and unpadded.
+        trajs_per_write: no effect: ended trajectories are written to the buffer after each batch. It requires
+            `trajs_per_batch`.
         traj_format: ``"padded"``, the default, or ``"cat"``, which concatenates the trajectories of `trajs_per_batch`
-            to ``[frames]``.
+            to ``[frames]``. No effect with `replay_buffer`.
         track_policy_version: whether every frame carries the version of the policy that acted, int64 under
             ``"policy_version"``. The version counts calls of `update_policy_weights_`.
         pre_collect_hook: called before every batch, without arguments.
@@ -94,9 +97,11 @@ class SyncDataCollector(SourceCollector):
         progress: whether a progress bar is shown.
 
     Raises:
-        InvalidArgumentError: a number is bad; the message names the argument and the value (also a ValueError).
-        InvalidTypeError: the policy's parameters can't be matched with observations (also a TypeError).
+        InvalidArgumentError: an argument has a bad value; the message names both (also a ValueError).
+        InvalidTypeError: an argument has another type, or the policy's parameters can't be matched with observations
+            (also a TypeError).
         PolicyError: the policy's output does not fit the environment's action (also a RuntimeError).
+        EnvironmentFailure, EnvironmentContractError: the environment's first reset failed.
         UnsupportedError: arguments exclude each other, or are not available on this machine; the message says which.
         MissingArgumentError: an argument requires another one; the message says which.
 

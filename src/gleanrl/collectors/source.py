@@ -29,7 +29,7 @@ class CollectionOptions:
             ``step_count``. None turns both off.
         exploration_type: the interaction type during a rollout.
         nonfinite: treatment of NaN or infinity in observations and rewards: ``"raise"``, ``"mark"`` or ``"pass"``.
-        reuse_block: whether all batches share their memory.
+        reuse_block: whether all full batches share their memory.
         reset_each: whether every batch begins with a reset.
         stop: called after every step with the step's number, from 0. If it returns True, the batch ends there.
         versioned: whether every frame carries the version of the policy that acted.

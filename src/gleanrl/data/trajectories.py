@@ -62,9 +62,10 @@ def trajectory_ends(
 
     Raises:
         MissingKeyError: if `done_key` is missing, or the batch has neither flags nor trajectory ids.
-        SchemaError: if the batch has no time dimension or a named one that isn't last, a flag holds other values than 0
-            and 1, a mask isn't bool, a value doesn't have one element per step, or the parts of a lazy stack differ in
-            keys.
+        SchemaError: if the batch has no time dimension or a named one that isn't last, or the parts of a lazy stack
+            differ in keys. Also if a flag isn't a tensor of bools (or of 0 and 1). Also if a flag's entries disagree
+            within one step outside a group of agents. Also if a mask isn't bool, or a mask, the ids or
+            ``"steps_to_next_obs"`` don't hold one value per step.
         InvalidTypeError: if the batch isn't a TensorDict.
 
     Examples:
@@ -382,9 +383,12 @@ def _paths(keys: Iterable[NestedKey], always: Path) -> list[Path]:
 def _flag_ends(batch: TensorDictBase, done_key: NestedKey | None) -> Tensor | None:
     """Return where a flag ends a fragment, a new ``[*B, T]`` bool tensor; None if the batch has no flag.
 
+    In n-step data (with ``"steps_to_next_obs"``) a flag counts only in rows where this entry is 1.
+
     Raises:
         MissingKeyError: if `done_key` is given and missing.
-        SchemaError: if a flag doesn't have the shape of the batch, or holds other values than 0 and 1.
+        SchemaError: if a flag isn't a tensor of bools, or of the numbers 0 and 1. Also if a flag's entries disagree
+            within one step outside a group of agents, or ``"steps_to_next_obs"`` doesn't hold one value per step.
     """
     if done_key is not None:
         path = ("next", *as_path(done_key))
@@ -406,7 +410,12 @@ def _flag_ends(batch: TensorDictBase, done_key: NestedKey | None) -> Tensor | No
 
 
 def _reduce_flag(path: Path, value: object, shape: torch.Size) -> Tensor:
-    """Return the flag at `path` as ``[*B, T]`` bool, True where any of its entries is; raise `SchemaError` if unfit."""
+    """Return the flag at `path` as ``[*B, T]`` bool, True where any of its entries is.
+
+    Raises:
+        SchemaError: if the flag isn't a tensor of bools, or of the numbers 0 and 1. Also if its entries disagree within
+            one step outside a group of agents.
+    """
     if not isinstance(value, Tensor):
         raise SchemaError(f"flag {path!r} expected a bool tensor, got {type(value).__name__}")
     value = _as_flag(path, value)

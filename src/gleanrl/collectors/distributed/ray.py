@@ -101,10 +101,14 @@ class RayCollector(SourceCollector):
     Raises:
         MissingLibraryError: Ray is not installed. It is part of the extra ``ray``.
         InvalidArgumentError: an argument has a bad value; the message names it (also a ValueError).
+        InvalidTypeError: an argument has another type (also a TypeError).
         LengthError: a list does not have one entry for each node (also a ValueError).
-        SchemaError: the nodes' batches differ in their dimensions (also a RuntimeError).
+        SchemaError: the nodes' batches differ in their dimensions or done flags (also a RuntimeError).
         UnsupportedError: arguments exclude each other; the message says which.
+        MissingArgumentError: an argument requires another one, or the number of nodes is unknown.
+        WorkerError: the policy can't be pickled, or a node is lost at its start (also a RuntimeError).
         WorkerTimeoutError: a node did not start in time. The cluster may lack the resources of `remote_configs`.
+        Exception: an error of a node's collector at its construction. All nodes have ended.
 
     Examples:
         >>> from gleanrl.envs import GymEnv
@@ -311,7 +315,7 @@ class RayCollector(SourceCollector):
             UnsupportedError: the collector is synchronous or delivers whole trajectories, or the policy or the number
                 of workers differs.
             ClosedError: the nodes have ended.
-            SchemaError, WorkerTimeoutError: see the constructor. No node was added.
+            Exception: the errors of the constructor. No node was added.
         """
         if self._sync or self.settings.trajs_per_batch is not None:
             raise UnsupportedError(

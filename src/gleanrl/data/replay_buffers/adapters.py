@@ -34,7 +34,7 @@ class SavedAttributes(NamedTuple):
 
 
 def plain_state(value: Any) -> Any:
-    """Return a part's snapshot as plain values; a state from the user's `state_dict` is returned unchanged."""
+    """Return a part's snapshot as plain values; a state from the user's `state_dict` is kept unchanged."""
     return value._asdict() if isinstance(value, SavedAttributes) else plain(value)
 
 
@@ -70,7 +70,10 @@ class Adapter(Part, Stateful[Any]):
         return method(*arguments, **with_keywords(method, **options))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the result of `snapshot` as plain values."""
+        """Return the result of `snapshot` as plain values.
+
+        A state that the part's own `state_dict` returned is kept unchanged under ``"state"``.
+        """
         state: dict[str, Any] = plain_state(self.snapshot())
         return state
 

@@ -610,13 +610,14 @@ class ReplayBuffer(Composed):
             index: slots from `extend` or `sample`: an int or ``(n,)`` integers; with ``ndim > 1`` ``(n, ndim)``
                 coordinates or a tuple of ``ndim`` tensors. -1 is skipped.
             priority: one number, or one for each index; 0 or more and finite.
-            generation: how often each slot had been written when its record was drawn, ``(n,)`` int64, as in samples.
-                None for the generation at the slot's last draw; a slot that was never drawn accepts any update.
+            generation: the generation of each slot when its record was drawn, ``(n,)`` int64, as in samples. None for
+                the generation at the slot's last draw; a slot that was never drawn accepts any update.
 
         Raises:
             IndexRangeError: an index outside the stored part; nothing changed. With `generation`, an index outside the
                 storage: updates of records removed by `empty` are dropped and counted instead.
             InvalidArgumentError: a priority that is negative, infinite or NaN; nothing changed.
+            InvalidTypeError: `index` isn't an index, or a priority or generation isn't a number; nothing changed.
             SchemaError: the number of priorities or generations differs from the number of indices; nothing changed.
         """
         self._intake.update_priority(index, priority, generation)
@@ -630,11 +631,15 @@ class ReplayBuffer(Composed):
 
         Raises:
             IndexRangeError: an index outside the stored part; nothing changed.
+            InvalidTypeError: `index` isn't an index.
         """
         self._intake.mark_update(index)
 
     def generation(self, index: Any) -> torch.Tensor:
-        """Return how often each slot has been written, for `update_priority`.
+        """Return the generation of each slot, for `update_priority`.
+
+        Each write of a slot increments its generation, and `empty` increments it too. A load may raise it. So compare
+        generations only for equality.
 
         After `extend`, ``update_priority(index, priority, buffer.generation(index))`` updates the records just written,
         regardless of earlier draws of their slots.
@@ -647,6 +652,7 @@ class ReplayBuffer(Composed):
 
         Raises:
             IndexRangeError: an index is -1 or outside the stored part.
+            InvalidTypeError: `index` isn't an index.
         """
         return self._intake.generation(index)
 
@@ -672,7 +678,7 @@ class ReplayBuffer(Composed):
 
         Returns:
             The batch ``[n]``. ``info`` holds ``"index"`` (``(n,)`` int64, or a tuple of ``ndim`` such tensors),
-            ``"generation"`` (``(n,)`` int64, how often each slot had been written) and the sampler's extra entries.
+            ``"generation"`` (``(n,)`` int64, the generation of each slot) and the sampler's extra entries.
 
         Raises:
             EmptyBufferError: no record is stored.

@@ -178,7 +178,7 @@ class Inserter:
             to_the_end(lambda: self._parts.sampler.mark(storage, slots))
 
     def generation(self, index: Any) -> torch.Tensor:
-        """Return how often slots were written (see `ReplayBuffer.generation`)."""
+        """Return the generations of slots (see `ReplayBuffer.generation`)."""
         with self._gate.lock:
             storage = self._parts.storage
             slots = slots_of_update(index, storage.shape)

@@ -15,7 +15,7 @@ StepResult: TypeAlias = tuple[Any, Any, Any, Any, dict[str, Any]]
 
 
 class OpenEnv:
-    """An environment that is closed at most once and not used afterwards.
+    """Holds an environment and closes it at most once. Its users call `require_open` before they use the environment.
 
     Args:
         env: the environment.

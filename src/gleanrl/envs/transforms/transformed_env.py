@@ -277,7 +277,7 @@ class TransformedEnv(EnvBase):
 
     @property
     def is_started(self) -> bool:
-        """Whether the members of a batch of environments are running."""
+        """The base environment's `is_started`, or False if it has none. For a batch, it stays True after `close`."""
         return bool(extra(self.base_env, "is_started", False))
 
     @property

@@ -208,7 +208,7 @@ class PooledEnv(BatchedEnv):
     # ------------------------------------------------------------------- life
     @property
     def is_started(self) -> bool:
-        """Whether the environments exist."""
+        """Whether the environments were made. It stays True after `close`."""
         return self._requests is not None
 
     def _start(self, makers: Sequence[Factory]) -> None:

@@ -316,7 +316,8 @@ class Requests:
         Answers of other environments that arrive meanwhile are stored.
 
         Raises:
-            StepFault: if an environment raised or was lost meanwhile. All requests have been answered then.
+            StepFault: if an environment raised or was lost meanwhile, or if the arguments of its request couldn't be
+                sent. All requests have been answered then.
             WorkerError: if one was lost before and the request isn't a reset. No request is sent then.
             PendingError: if an answer of one of the environments wasn't received.
         """

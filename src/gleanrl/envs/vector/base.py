@@ -289,7 +289,7 @@ class BatchedEnv(EnvBase):
     @property
     @abstractmethod
     def is_started(self) -> bool:
-        """Whether the members exist."""
+        """Whether the members were made. It stays True after `close`."""
 
     @abstractmethod
     def _start(self, makers: Sequence[Factory]) -> None:

@@ -55,7 +55,7 @@ class EnvWorkerPool:
             in the flattened batch.
 
     Attributes:
-        is_started: whether all environments were made.
+        is_started: whether all environments were made. It stays True after `close`.
     """
 
     def __init__(
@@ -377,7 +377,7 @@ class ParallelEnv(BatchedEnv):
     # ------------------------------------------------------------------- life
     @property
     def is_started(self) -> bool:
-        """Whether the environments exist."""
+        """Whether the environments were made. It stays True after `close`."""
         return self._crew is not None and self._crew.is_started
 
     def _start(self, makers: Sequence[Factory]) -> None:

@@ -263,7 +263,7 @@ class SerialEnv(BatchedEnv):
     # ------------------------------------------------------------------- life
     @property
     def is_started(self) -> bool:
-        """Whether the members exist."""
+        """Whether the members were made. It stays True after `close`."""
         return self._live is not None
 
     def _start(self, makers: Sequence[Factory]) -> None:

@@ -352,6 +352,7 @@ class Sampler(Part, Stateful[Any]):
         Raises:
             IndexRangeError: an index is outside the stored part.
             InvalidArgumentError: a priority is out of range. No priority changed.
+            InvalidTypeError: `index` isn't an index, or a priority or generation isn't a number. No priority changed.
             SchemaError: the number of priorities or generations differs from the indices. No priority changed.
         """
         storage = self._home_of(storage)

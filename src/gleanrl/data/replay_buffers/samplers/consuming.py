@@ -50,6 +50,7 @@ class ConsumingSampler(Sampler):
         seed: see `Sampler`.
 
     Raises:
+        InvalidArgumentError: `max_sample_count` isn't a positive integer.
         EmptyBufferError: at a draw, no record is left.
 
     Examples:

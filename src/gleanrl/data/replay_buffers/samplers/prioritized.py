@@ -203,8 +203,10 @@ class PrioritizedSampler(Prioritized):
         seed: see `Sampler`.
 
     Raises:
-        InvalidArgumentError: a value is out of range.
+        InvalidArgumentError: a value is out of range. Also when a buffer takes the sampler, if its storage has more
+            than `max_capacity` rows.
         UnsupportedError: another dtype.
+        EmptyBufferError: at a draw, every stored record has probability 0.
 
     Source: Schaul et al., Prioritized Experience Replay, https://arxiv.org/abs/1511.05952.
 

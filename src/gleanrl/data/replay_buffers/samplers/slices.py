@@ -79,12 +79,16 @@ class SliceSampler(UnitSampler):
         seed: see `Sampler`.
 
     Raises:
-        InvalidTypeError: both of `num_slices` and `slice_len` are given, or neither.
-        InvalidArgumentError: a value is out of range.
-        UnsupportedError: options that exclude each other.
+        InvalidTypeError: both of `num_slices` and `slice_len` are given, or neither. Also if both `end_key` and
+            `end_keys` are given, or a value isn't a key.
+        InvalidArgumentError: a value is out of range. Also at a draw, if slices are no longer than their overhang.
+        UnsupportedError: options that exclude each other. Also at a draw, if the storage has no columns, or its records
+            aren't in the order of time. Also if it was written after its `ends` had been given.
         BatchSizeError: at a draw, the batch size isn't a multiple of `num_slices` or `slice_len`.
         EmptyBufferError: at a draw, no trajectory is long enough.
         MissingKeyError: at a draw, no stored column tells where trajectories end, or no end key is stored.
+        SchemaError: at a draw, a flag isn't 0 or 1, an id isn't a whole number, or `ends` has another length than the
+            storage.
     """
 
     num_slices, slice_len, strict_length = _NUM_SLICES, _SLICE_LEN, _STRICT_LENGTH
@@ -142,7 +146,7 @@ class SliceSamplerWithoutReplacement(EpochSampler):
 
     Memory: 24 bytes for each trajectory of the epoch.
 
-    `SliceSampler` describes the other arguments, and the errors.
+    `SliceSampler` describes the other arguments, and further errors.
 
     Args:
         drop_last: whether a batch of fewer slices is left out.
@@ -151,6 +155,10 @@ class SliceSamplerWithoutReplacement(EpochSampler):
             oldest trajectory first.
         compile: has no effect.
         use_gpu: has no effect.
+
+    Raises:
+        InvalidTypeError: `drop_last` or `shuffle` is neither True nor False.
+        InvalidArgumentError: at a draw with `drop_last`, fewer slices can be drawn than a batch has.
     """
 
     num_slices, slice_len, strict_length = _NUM_SLICES, _SLICE_LEN, _STRICT_LENGTH
@@ -193,7 +201,7 @@ class PrioritizedSliceSampler(Prioritized):
     A write costs O((steps written + slice_len) * log trajectories) for updating the first steps. The first draw with
     another slice length, and the first after records were replaced by index, reads every stored slot once.
 
-    `PrioritizedSampler` and `SliceSampler` describe the other arguments.
+    `PrioritizedSampler` and `SliceSampler` describe the other arguments, and the errors.
 
     Args:
         cache_values: see `SliceSampler`.

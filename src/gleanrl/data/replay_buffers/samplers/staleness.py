@@ -56,7 +56,10 @@ class StalenessAwareSampler(Sampler):
 
     Raises:
         EmptyBufferError: at a draw, all stored records have weight 0.
-        InvalidArgumentError: at a draw, `staleness_weight_fn` returned other values than such weights.
+        InvalidArgumentError: `max_staleness` is out of range. Also at a draw, if `staleness_weight_fn` returned other
+            values than such weights.
+        InvalidTypeError: `staleness_weight_fn` isn't callable, or `version_key` isn't a key.
+        UnsupportedError: when a buffer takes the sampler, its storage has no columns.
         MissingKeyError: at a draw, `version_key` isn't stored.
         SchemaError: at a draw, the version isn't one integer for each record.
 

@@ -280,6 +280,9 @@ class RandomSampler(UnitSampler):
 
     Args:
         seed: see `Sampler`.
+
+    Raises:
+        EmptyBufferError: at a draw, every stored record is masked out.
     """
 
     def __init__(self, seed: int | None = None) -> None:

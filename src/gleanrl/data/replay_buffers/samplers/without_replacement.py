@@ -275,6 +275,7 @@ class SamplerWithoutReplacement(EpochSampler):
         InvalidTypeError: `drop_last` or `shuffle` is neither True nor False.
         InvalidArgumentError: at a draw with `drop_last`, fewer slots are stored than a batch has. The running epoch
             continues.
+        EmptyBufferError: at a draw, every stored record is masked out.
     """
 
     def __init__(self, drop_last: bool = False, shuffle: bool = True, seed: int | None = None) -> None:

@@ -120,7 +120,8 @@ class Direct(Slots):
             IndexRangeError: the steps are outside of the storage, or leave a gap.
             SchemaError: the records differ from the stored ones in structure, or their number differs from the steps.
                 Padding rows don't count.
-            InvalidTypeError: `cursor` isn't an index.
+            InvalidTypeError: `cursor` isn't an index, or the storage can't hold records of this type.
+            CapacityError: the first write found too little memory or disk space.
         """
         with self.guard():
             if isinstance(cursor, tuple) and len(cursor) == self.ndim > 1:
@@ -242,9 +243,9 @@ class Direct(Slots):
 class Storage(Direct, Stateful[StorageState]):
     """Slots for records ``[steps, *batch]``, with time first.
 
-    Slot numbers count over the flattened time and batch dimensions. Each slot has a *generation*: how often it was
-    written or cleared. It is 0 for a slot that was never used. A slot never has the same generation again with another
-    content.
+    Slot numbers count over the flattened time and batch dimensions. Each slot has a *generation*, which every write and
+    every `clear` of the slot increments. A load may raise it. It is 0 for a slot that was never used. A slot never has
+    the same generation again with another content.
 
     A write has two steps. `prepare` checks the data; it changes no record, but the first call fixes the schema and
     allocates memory. `write` counts the generations up, copies the rows, and then publishes the new length.

@@ -43,6 +43,9 @@ class ListStorage(Storage):
         compilable: has no effect, because compiled programs call buffers and never contain them.
         device: the device to which tensors and TensorDicts are moved, including those inside objects that torch's
             pytrees can traverse; None leaves them on their devices.
+
+    Raises:
+        InvalidArgumentError: `max_size` or `device` has a bad value.
     """
 
     _compresses = False  # whether the stored objects are compressed
@@ -351,7 +354,10 @@ class CompressedListStorage(ListStorage):
         compilable: see `ListStorage`.
 
     Raises:
-        InvalidArgumentError: the level is out of range, or only one of the two functions is given.
+        InvalidArgumentError: `max_size`, `device` or the level has a bad value, or only one of the two functions is
+            given.
+        InvalidTypeError: a function isn't callable. Also at a write, if `compression_fn` doesn't return bytes.
+        SchemaError: at a read, `decompression_fn` doesn't return a tensor of the original size and dtype.
 
     Examples:
         >>> import torch
@@ -481,6 +487,9 @@ class LazyStackStorage(ListStorage):
         compilable: see `ListStorage`.
         stack_dim: the position of the records' dimension in a batch; negative values count from the end.
         device: see `ListStorage`.
+
+    Raises:
+        InvalidArgumentError: `max_size`, `stack_dim` or `device` has a bad value.
 
     Examples:
         >>> import torch

@@ -303,7 +303,7 @@ class Slots(Access, Versioned):
         self.change_log = ChangeLog()
         """The changes since earlier versions. A writer logs a change before the bytes change."""
         self.generations = Generations()
-        """How often each slot was written or cleared."""
+        """A counter for each slot, which every write and every `clear` of the slot increments. A load may raise it."""
         self.ordered = True
         """Whether adjacent slots hold adjacent steps; False after a writer chose records by their content."""
         self._rows_written = 0

@@ -417,6 +417,11 @@ class TensorStorage(TabledStorage):
         ndim: the number of leading batch dimensions of the data that are slots; the first is time.
         compilable: has no effect, see `ListStorage`.
 
+    Raises:
+        InvalidArgumentError: `max_size`, `device` or `ndim` has a bad value.
+        InvalidTypeError: the records are neither a TensorDict, a tensorclass nor a tree of tensors.
+        SchemaError: columns can't hold a record, there is no record, or there are fewer than `ndim` dimensions.
+
     Examples:
         >>> import torch
         >>> storage = TensorStorage(torch.arange(4))
@@ -711,6 +716,10 @@ class LazyTensorStorage(TensorStorage):
         compilable: has no effect, see `ListStorage`.
         consolidated: has no effect, because all columns are in one region of memory anyway.
 
+    Raises:
+        InvalidArgumentError: `max_size`, `device` or `ndim` has a bad value.
+        UnsupportedError: the device is ``"meta"``.
+
     Examples:
         >>> import torch
         >>> from tensordict import TensorDict
@@ -755,8 +764,10 @@ class LazyMemmapStorage(TensorStorage):
     The tensors in ``storage._storage`` have an attribute `filename`, which is None for files without a name.
 
     Raises:
-        InvalidArgumentError: the device isn't the CPU.
+        InvalidArgumentError: the device isn't the CPU, or `max_size` or `ndim` isn't a positive integer.
         InvalidTypeError: `scratch_dir` isn't a path.
+        CapacityError: at the first write, the disk is too full, or a file can't be made.
+        UnsupportedError: at the first write, a file exists already and `existsok` is False.
 
     Examples:
         >>> import torch

@@ -86,7 +86,10 @@ class Ranking:
         return slots[np.lexsort((self.ages[slots], -self.ranks[slots]))]
 
     def check_valid(self) -> None:
-        """Raise AssertionError unless the tail holds the worst records in order; for tests."""
+        """Raise AssertionError unless the invariants hold; for tests.
+
+        The tail holds the worst records in order. The ages are unique and below the next age.
+        """
         everything = self._ordered(np.arange(self.size))
         assert np.array_equal(everything[self.size - len(self._tail) :], self._tail)
         assert len(np.unique(self.ages[: self.size])) == self.size
@@ -142,6 +145,7 @@ class TensorDictMaxValueWriter(Writer, Follower[Storage]):
     Raises:
         InvalidArgumentError: another reduction. Also when a buffer takes the writer and the storage has several batch
             dimensions or no size limit.
+        InvalidTypeError: `rank_key` isn't a key.
 
     Examples:
         >>> import torch
@@ -337,7 +341,7 @@ class TensorDictMaxValueWriter(Writer, Follower[Storage]):
         return {**super().__getstate__(), "_ages": ages, "_ranking": None, "followed": None, "_placed": None}
 
     def check_valid(self) -> None:
-        """Raise AssertionError unless the ranks in memory equal the ranks of the stored records; for tests."""
+        """Raise AssertionError unless the ranking is valid and has the ranks of the stored records; for tests."""
         ranking = self._current()
         assert np.array_equal(ranking.ranks[: ranking.size], self._read(self.storage))
         ranking.check_valid()
