@@ -558,6 +558,7 @@ class ReplayBuffer(Composed):
 
         Raises:
             SchemaError: no record, or keys, shapes or dtypes differ from the first write; nothing changed.
+            InvalidTypeError: records of another type than the stored ones, or of one that the storage can't hold.
             RateLimiterTimeoutError: the rate limiter's timeout passed; nothing changed.
             CapacityError: the first write found too little memory or disk space.
             UnsupportedError: the writer refuses writes, or another buffer writes to the storage.
@@ -579,8 +580,10 @@ class ReplayBuffer(Composed):
 
         Raises:
             IndexRangeError: outside the stored part.
+            EmptyBufferError: a tensor storage has no schema yet.
             SchemaError: another shape or dtype, or a missing key; nothing changed.
-            InvalidTypeError: the value is None.
+            InvalidTypeError: the value is None or of another type than the records, or `index` isn't an index.
+            CapacityError: too little memory or disk space for a new column.
             UnsupportedError: a key of a storage without columns, a writer that refuses writes, or another buffer writes
                 to the storage.
         """
@@ -688,6 +691,7 @@ class ReplayBuffer(Composed):
             InvalidArgumentError: a batch size below 1.
             InvalidTypeError: a transform or `collate_fn` returned None.
             MissingKeyError: one of `keys` isn't stored.
+            Exception: an error of the sampler (see its class), a transform or `collate_fn`.
         """
         if not self._own_sample:
             return self._server.sample(batch_size, return_info, keys)
@@ -743,6 +747,8 @@ class ReplayBuffer(Composed):
 
         Raises:
             IndexRangeError: outside the stored part.
+            EmptyBufferError: the storage has no schema, or no records, yet.
+            InvalidTypeError: the value isn't an index.
             MissingKeyError: a key that isn't stored.
         """
         return column_of(self[:], index) if is_key(index) else self._server.at(index)

@@ -381,6 +381,7 @@ class AsyncEnvPool(PooledEnv):
         InvalidTypeError: if `timeouts` isn't a `Timeouts`, or a maker is neither callable nor an environment (also a
             TypeError).
         LengthError: if `create_env_kwargs` or `worker_affinity` doesn't have one entry for each environment or process.
+        ClosedError: if an environment was closed.
 
     Examples:
         >>> from gleanrl.envs import GymEnv
