@@ -140,7 +140,7 @@ def overridden(subject: Any, *names: str, of: type[Any]) -> tuple[str, ...]:
     """
     cls = subject if isinstance(subject, type) else type(subject)
     own = {} if subject is cls else getattr(subject, "__dict__", {})
-    # A shortcut without a lookup in the class: most policies are instances of `of` itself, checked once a batch
+    # A shortcut without a lookup, because a class can't override itself. Rollouts check policies once a batch.
     if cls is of:
         return tuple(name for name in names if name in own)
     return tuple(name for name in names if name in own or _found(cls, name) is not _found(of, name))

@@ -38,7 +38,7 @@ def renew_in_child(part: Renewable) -> None:
     _parts.add(part)
 
 
-# Before the fork, so that parent and child agree on the number.
+# Counted before the fork. If the child counted, the parent's next child would get the same number.
 def _before() -> None:
     global _child
     _child = next(_children)

@@ -9,6 +9,7 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from torch.nn.functional import interpolate
 
+from gleanrl.data import Bounded, Composite
 from gleanrl.envs import GymWrapper, SerialEnv, check_env_specs
 from gleanrl.envs.transforms import (
     CatFrames,
@@ -121,6 +122,19 @@ def test_resize_keeps_integer_pixels(mode):
     grey = GrayScale()(td.clone())["pixels"]
     assert grey.dtype is torch.uint8
     assert grey.shape == (2, 1, 6, 8)
+
+
+@pytest.mark.parametrize("bounds", [(0.0, 1.0), (0.5, 1.0), (-1.0, -0.5)])
+@pytest.mark.parametrize(
+    "transform", [GrayScale(), *(Resize(7, 5, interpolation=mode) for mode in ("nearest", "bilinear", "bicubic"))]
+)
+def test_specs_of_transformed_images_hold_for_extreme_images(transform, bounds):
+    low, high = bounds
+    spec = transform.transform_observation_spec(Composite(pixels=Bounded(low, high, (3, 4, 4))))["pixels"]
+    pattern = torch.full((3, 4, 4), low)
+    pattern[:, 1::2, 1:3] = high
+    for image in (torch.full((3, 4, 4), low), torch.full((3, 4, 4), high), pattern):
+        assert spec.is_in(transform(TensorDict({"pixels": image}, []))["pixels"])
 
 
 def test_invalid_images_and_arguments_are_refused():

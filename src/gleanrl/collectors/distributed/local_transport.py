@@ -519,7 +519,7 @@ class NodeMemory:
             owned = Descriptors()
             (descriptor,) = owned.take(memory_of(name.process, name.descriptor))
             if os.pread(descriptor, _TOKEN_BYTES, OWN * 8) != offer.token:
-                return None  # a process with the same id; the node is on another machine
+                return None  # another process with this id: the node is elsewhere, or has ended
             line = Line(owned, name.process, name.pipes)
             if not os.path.samestat(os.stat(path), os.fstat(descriptor)):
                 return None  # the node ended meanwhile, and another process got its id

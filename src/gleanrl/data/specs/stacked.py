@@ -391,7 +391,7 @@ class StackedComposite(StackedMembers, SpecMapping):
             return None
         made: TensorSpec = stack(members, self.stack_dim)
         # A stack of unlike entries holds the members' own specs, so that a change of them takes effect. A stack of
-        # equal entries is a copy
+        # equal entries is a copy, so it is made read-only: a change of it would be lost.
         return made if isinstance(made, StackedMembers) else made.as_part()
 
     def _nested(self) -> Iterable[SpecMapping]:

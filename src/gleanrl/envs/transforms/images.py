@@ -284,7 +284,7 @@ class _ImageTransform(EntryTransform):
     def _leaf(self, spec: TensorSpec) -> TensorSpec:
         out = mapped(spec, self._apply_transform)
         if isinstance(spec, Bounded) and spec.space.common is not None:
-            # All elements have the same bounds; averages and selections of elements stay within them.
+            # All elements have the same bounds; weighted means and selections of elements stay within them.
             return Bounded(*spec.space.common, shape=out.shape, device=spec.device, dtype=out.dtype)
         return out
 
@@ -361,6 +361,12 @@ class GrayScale(_ImageTransform):
         grey = (red * _GREY[0]).add_(green, alpha=_GREY[1]).add_(blue, alpha=_GREY[2]).unsqueeze(-3)
         return grey if value.dtype is dtype else grey.round_().to(value.dtype)
 
+    def _leaf(self, spec: TensorSpec) -> TensorSpec:
+        # The sum of the weights is 0.9999, so results are nearer to 0 than a weighted mean. Bounds around 0 still hold.
+        common = spec.space.common if isinstance(spec, Bounded) else None
+        around_zero = common is not None and common[0] <= 0 <= common[1]
+        return super()._leaf(spec) if around_zero else mapped(spec, self._apply_transform, monotone=True)
+
 
 class Resize(_ImageTransform):
     """Interpolates ``(..., C, H, W)`` images to another size. Results for integer images are rounded and clipped.
@@ -410,6 +416,11 @@ class Resize(_ImageTransform):
             limits = torch.iinfo(value.dtype)
             out = out.round_().clamp_(limits.min, limits.max).to(value.dtype)
         return out.reshape(*value.shape[:-2], self.h, self.w)
+
+    def _leaf(self, spec: TensorSpec) -> TensorSpec:
+        if self.interpolation == "bicubic":  # it has negative weights, so results exceed the bounds
+            return mapped(spec, self._apply_transform)
+        return super()._leaf(spec)
 
 
 class Crop(_ImageTransform):

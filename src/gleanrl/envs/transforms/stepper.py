@@ -570,8 +570,8 @@ class TransformedStepper(Stepper):
             self._base.reset(extra)
         flags = {key: value for key, value in made.items() if as_path(key)[-1] in FLAGS}
         if flags or t == self._last:
-            # Where transforms wrote flags, reset environments must get the base environment's flags again. They are in
-            # the base stepper's carry, also when the block has no next row.
+            # Where transforms wrote flags, reset environments must get the base environment's flags again. The carry
+            # of the base stepper has these flags even if the block has no next row.
             root = self._base.root()
             columns: TransformColumns = Leaves(root)
             if t < self._last:

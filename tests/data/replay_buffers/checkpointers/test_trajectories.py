@@ -121,7 +121,7 @@ def test_flags_end_trajectories() -> None:
     assert divided(paths, columns, streams, ("over",))[1].tolist() == [0, 1, 4]
 
 
-@pytest.mark.parametrize("offsets", [[], [1, 4], [0, 3], [0, 2, 2, 4], [0, 3, 2, 4]])
+@pytest.mark.parametrize("offsets", [[], [1, 4], [0, 3], [0, 2, 2, 4], [0, 3, 2, 4], [0, 2, -(2**63), -1, 4]])
 def test_trajectories_that_arent_the_rows_are_refused(offsets: list[int]) -> None:
     with pytest.raises(CorruptCheckpointError, match="trajectories"):
         join([("a",)], [torch.zeros(4)], Streams(np.arange(4), 4), torch.tensor(offsets, dtype=torch.int64))

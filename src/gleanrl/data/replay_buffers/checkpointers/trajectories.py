@@ -391,7 +391,9 @@ def join(paths: Sequence[Path], columns: Sequence[Any], streams: Streams, offset
         or not len(begins)
         or begins[0]
         or begins[-1] != count
-        or (begins > count).any()  # otherwise the differences in `steps` may overflow
+        # Differences of numbers outside of [0, count] may overflow and look positive in `steps`.
+        or (begins < 0).any()
+        or (begins > count).any()
         or (steps <= 0).any()
     ):
         raise CorruptCheckpointError(
