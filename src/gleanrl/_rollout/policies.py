@@ -55,7 +55,8 @@ class Compiler:
         With `torch.compile`, a call of the result raises `UnsupportedError` if the compilation fails.
         """
         if id(call) not in self._made:
-            self._made[id(call)] = call, self._faster(call)  # keeps `call` alive, so that no other object gets its id
+            # The entry keeps `call` alive, so that no other object gets its id.
+            self._made[id(call)] = call, self._faster(call)
         return self._made[id(call)][1]
 
     def _faster(self, call: Callable[..., Any]) -> Callable[..., Any]:

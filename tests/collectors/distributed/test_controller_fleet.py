@@ -39,7 +39,7 @@ def test_killed_actor_is_replaced_and_its_frames_are_discarded(apart, ray_sessio
     assert 0 <= lost <= 40
     assert all(name % 2 == victim for name in new)
     # Fewer: memory of a node that an earlier test killed may have been open at the start.
-    assert len(lent()) <= opened[0] and len(mapped("memfd:gleanrl")) <= opened[1], "memory of the killed node is kept"
+    assert len(lent()) <= opened[0] and len(mapped("memfd:gleanrl")) <= opened[1]
 
 
 def kill(ray, actor) -> None:

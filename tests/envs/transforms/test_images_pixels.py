@@ -126,7 +126,8 @@ def test_resize_keeps_integer_pixels(mode):
 
 @pytest.mark.parametrize("bounds", [(0.0, 1.0), (0.5, 1.0), (-1.0, -0.5)])
 @pytest.mark.parametrize(
-    "transform", [GrayScale(), *(Resize(7, 5, interpolation=mode) for mode in ("nearest", "bilinear", "bicubic"))]
+    "transform",
+    [GrayScale(), *(Resize(7, 5, interpolation=mode) for mode in ("nearest", "bilinear", "bicubic"))],
 )
 def test_specs_of_transformed_images_hold_for_extreme_images(transform, bounds):
     low, high = bounds
