@@ -110,9 +110,10 @@ def _compiled(call: Callable[..., Any], options: Mapping[str, Any]) -> Callable[
 
 
 class RandomPolicy:
-    """Draws actions from a spec. A collector draws the actions of a whole batch of steps in one call.
+    """Draws actions from a spec.
 
-    A direct call draws from torch's global generator; a collector uses its own generator.
+    A collector draws all actions of a batch in one call, unless the allowed actions may change between steps. A direct
+    call draws from torch's global generator; a collector uses its own generator.
 
     Args:
         action_spec: the spec to draw from, with batch dimensions. A composite spec sets each of its keys. None for the

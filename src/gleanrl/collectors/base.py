@@ -268,6 +268,7 @@ class SourceCollector(ConfiguredCollector):
             ClosedError: the collector was shut down before its budget was spent.
             UnsupportedError: the collector is collecting in the background.
             EnvironmentFailure: an environment raised `StopIteration`, which would end a loop.
+            Exception: further errors of `take`.
         """
         return _Batches(self)
 
@@ -292,8 +293,8 @@ class SourceCollector(ConfiguredCollector):
             BudgetSpent: there is no further batch. The collector is shut down.
             ClosedError: the collector was shut down before its budget was spent.
             UnsupportedError: the collector is collecting in the background.
-            Exception: an error of the environment, the policy, post-processing or the buffer. The batch is lost. Also
-                the exception that ended background collection.
+            Exception: an error of the environment, the policy, post-processing or the buffer. The batch is lost, unless
+                the buffer has stored it. Also the exception that ended background collection.
         """
         background = self._delivery.background
         if background is not None and background.running:
@@ -341,6 +342,7 @@ class SourceCollector(ConfiguredCollector):
 
         Raises:
             ClosedError: the collector was shut down.
+            EnvironmentFailure, EnvironmentContractError: the reset failed. The next batch begins with another one.
         """
         with self.pause():
             self._delivery.require_open()

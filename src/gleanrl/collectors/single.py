@@ -193,6 +193,7 @@ class SyncDataCollector(SourceCollector):
         Raises:
             UnsupportedError: the collector has ``trajs_per_batch``.
             ClosedError: the collector was shut down.
+            Exception: an error of the environment, the policy or post-processing. The batch is lost.
         """
         with self.pause():
             return self._collect_extra()
