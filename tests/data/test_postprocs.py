@@ -358,3 +358,12 @@ def test_sparse_rewards_become_dense() -> None:
     assert out["next", "reward"][1, :4].flatten().tolist() == [0.375, 0.75, 1.5, 3.0]
     with pytest.raises(MissingKeyError, match="bonus"):
         DensifyReward(reward_key="bonus")(data)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+def test_dense_rewards_of_integers_are_refused_instead_of_truncated(dtype: torch.dtype) -> None:
+    done, reward = torch.zeros(4, 1, dtype=torch.bool), torch.zeros(4, 1, dtype=dtype)
+    done[3] = reward[3] = 1
+    data = TensorDict({"next": {"reward": reward, "done": done}}, [4])
+    with pytest.raises(SchemaError, match=f"floating dtype.*got {dtype}; cast"):
+        DensifyReward(discount=0.5)(data)

@@ -237,8 +237,8 @@ class DensifyReward(TellingModule):
 
         Raises:
             MissingKeyError: if the reward or the flag is missing.
-            SchemaError: if the batch has no time dimension, or the flag can't be mapped onto it (see
-                `gleanrl.data.trajectories.trajectory_ends`).
+            SchemaError: if the rewards aren't floating-point, the batch has no time dimension, or the flag can't be
+                mapped onto it (see `gleanrl.data.trajectories.trajectory_ends`).
         """
         reward = tensordict.get(("next", *self.reward_key), None)
         if reward is None:
@@ -255,7 +255,14 @@ def discounted_sum(reward: Tensor, ends: Tensor, gamma: float) -> Tensor:
         reward: ``[*B, T, *feature]``.
         ends: ``[*B, T]`` bool, True at the last step of each trajectory.
         gamma: discount of one step.
+
+    Raises:
+        SchemaError: if the rewards aren't floating-point, so that the sums would be rounded or wrap around.
     """
+    if not reward.is_floating_point():
+        raise SchemaError(
+            f"rewards: expected a floating dtype to sum up, got {reward.dtype}; cast them first"
+        )
     time = ends.ndim - 1
     out = torch.empty_like(reward)
     total = torch.zeros_like(reward.select(time, 0)) if reward.shape[time] else None

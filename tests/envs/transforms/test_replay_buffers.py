@@ -145,3 +145,10 @@ def test_the_dimension_that_is_cropped_may_be_counted_from_the_front(dim):
     assert out.batch_size == (2, 3) and (out["a"].diff(dim=1) == 1).all()
     with pytest.raises(SchemaError, match="dimension 2"):
         RandomCropTensorDict(3, sample_dim=2)(data)
+
+
+def test_reward_to_go_of_integers_is_refused_instead_of_truncated():
+    data = steps([[0, 0, 1]], [[0.0, 0.0, 1.0]])
+    data["next", "reward"] = data["next", "reward"].long()
+    with pytest.raises(SchemaError, match="floating dtype"):
+        Reward2GoTransform(gamma=0.5).inv(data)

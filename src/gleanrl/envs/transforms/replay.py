@@ -70,7 +70,8 @@ class Reward2GoTransform(BufferTransform):
         done_key: the done flag that ends trajectories, with or without its leading ``"next"``; None for all flags.
 
     Raises:
-        SchemaError: at a write, if a row of the batch has no end of a trajectory (also a RuntimeError).
+        SchemaError: at a write, if a row of the batch has no end of a trajectory, or rewards aren't floating-point
+            (also a RuntimeError).
     """
 
     def __init__(
