@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gleanrl.data.specs import Unbounded, UnboundedContinuous, UnboundedDiscrete
-from gleanrl.errors import InvalidArgumentError
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SpecError
 from tests.data.specs.cases import INF, INT64
 from tests.data.specs.statistics import frequencies, uniform
 
@@ -83,3 +83,13 @@ def test_sizes_that_may_be_any():
     for call in (lambda: spec.unbind(1), lambda: Unbounded((2, -2)), lambda: Unbounded((-1,)).expand(-1, 5)):
         with pytest.raises(InvalidArgumentError):
             call()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_complex_values_are_refused_instead_of_losing_their_imaginary_parts(dtype):
+    spec, value = Unbounded((2,), dtype=dtype), torch.tensor([1 + 2j, 3 + 0j])
+    for given in (value, value.numpy(), value.tolist()):
+        with pytest.raises(InvalidTypeError, match="expected.*numbers, got .*complex"):
+            spec.encode(given)
+    with pytest.raises(SpecError, match="project: .*complex64"):
+        spec.project(value)

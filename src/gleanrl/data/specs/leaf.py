@@ -109,7 +109,7 @@ def tensor_copy(value: Any, dtype: torch.dtype, device: torch.device | None) -> 
     holds exactly. With `device` None the copy stays on the value's device, which is the CPU for arrays and lists.
 
     Raises:
-        InvalidTypeError: if the value doesn't consist of numbers.
+        InvalidTypeError: if the value doesn't consist of real numbers.
         SpecError: if an integer or boolean dtype can't hold a number exactly.
     """
     if isinstance(value, Tensor):
@@ -124,6 +124,10 @@ def tensor_copy(value: Any, dtype: torch.dtype, device: torch.device | None) -> 
                 f"encode: expected numbers, got {type(value).__name__} with dtype {array.dtype}"
             )
         source = torch.from_numpy(array)
+    if source.dtype.is_complex:
+        raise InvalidTypeError(
+            f"encode: expected real numbers, got {source.dtype}; pass the real and imaginary parts (torch.view_as_real)"
+        )
     made = source.to(device=device, dtype=dtype, copy=True)
     if not dtype.is_floating_point and source.dtype != dtype:
         wrong = made.to(source.dtype).to(source.device) != source
@@ -215,6 +219,10 @@ class LeafSpec(Unbindable, TensorSpec):
         return make((*lead, *concrete(self.shape)), dtype=self.dtype, device=self.device)
 
     def _projected(self, value: Tensor) -> Tensor:
+        if value.dtype.is_complex:
+            raise SpecError(
+                f"project: expected {self!r}, got dtype {value.dtype}; no real number is nearest to it"
+            )
         if value.dtype.is_floating_point and bool((nan := value.isnan()).any()):
             raise SpecError(
                 f"project: expected {self!r}, {first_offender(nan, value)}; no value is nearest to a NaN: "
@@ -236,7 +244,7 @@ class LeafSpec(Unbindable, TensorSpec):
                 caller can move several results at once.
 
         Raises:
-            InvalidTypeError: if the value doesn't consist of numbers.
+            InvalidTypeError: if the value doesn't consist of real numbers.
             SchemaError: if the shape doesn't fit.
             SpecError: if an integer or boolean dtype can't hold a number exactly, or a choice is outside the domain.
         """
