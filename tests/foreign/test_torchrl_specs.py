@@ -20,8 +20,16 @@ pytestmark = pytest.mark.filterwarnings("default")
 MASK = torch.tensor([True, False, True])
 ROW = torch.tensor([True, False, True, True, False])
 
+
+def masked_binary():
+    spec = ours.Binary(2)
+    spec.update_mask(torch.tensor([[True, False], [True, True]]))
+    return spec
+
+
 SPECS = [
     ours.Binary(3),
+    masked_binary(),
     ours.Binary(shape=(), dtype=torch.bool),
     ours.Bounded(-2, 2, (3,)),
     ours.Bounded(torch.tensor([0.0, -torch.inf]), torch.tensor([torch.inf, 3.0]), dtype=torch.float64),

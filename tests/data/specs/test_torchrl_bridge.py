@@ -32,12 +32,27 @@ def box(low, high):
     return SimpleNamespace(low=low, high=high)
 
 
+def masked_binary():
+    spec = specs.Binary(2, device="cpu")
+    spec.update_mask(torch.tensor([[True, False], [True, True]]))
+    return spec
+
+
 MASK = torch.tensor([True, False, True])
 
 LEAVES = [
     (
-        made("Binary", shape=torch.Size([4, 3]), dtype=torch.int8),
+        made("Binary", shape=torch.Size([4, 3]), dtype=torch.int8, mask=None),
         specs.Binary(shape=(4, 3), device="cpu"),
+    ),
+    (
+        made(
+            "Binary",
+            shape=torch.Size([2]),
+            dtype=torch.int8,
+            mask=torch.tensor([[True, False], [True, True]]),
+        ),
+        masked_binary(),
     ),
     (
         made(

@@ -98,13 +98,20 @@ def _stacked(spec: Any) -> Any:
     return stack([from_torchrl(part) for part in spec.unbind(spec.dim)], spec.dim)
 
 
+def _with_mask(spec: Any, mask: Any) -> Any:
+    """Set the mask of a `Binary`, whose constructor takes none; return the spec."""
+    if mask is not None:
+        spec.update_mask(mask.clone())
+    return spec
+
+
 def _newer(spec: Any, name: str) -> Any:
     """Return an attribute that only newer releases of TorchRL have, or None."""
     return vars(spec).get(name)
 
 
 _READERS: dict[str, Callable[[Any], Any]] = {
-    "Binary": lambda s: Binary(shape=s.shape, device=s.device, dtype=s.dtype),
+    "Binary": lambda s: _with_mask(Binary(shape=s.shape, device=s.device, dtype=s.dtype), s.mask),
     "Bounded": lambda s: Bounded(s.space.low, s.space.high, s.shape, s.device, s.dtype, _newer(s, "domain")),
     "Categorical": lambda s: Categorical(s.space.n, s.shape, s.device, s.dtype, s.mask),
     "Composite": _composite,
@@ -132,7 +139,7 @@ def _to_composite(spec: Composite, torchrl_specs: Any) -> Any:
 
 
 _WRITERS: dict[str, Callable[[Any, Any], Any]] = {
-    "Binary": lambda s, t: t.Binary(shape=s.shape, device=s.device, dtype=s.dtype),
+    "Binary": lambda s, t: _with_mask(t.Binary(shape=s.shape, device=s.device, dtype=s.dtype), s.mask),
     "Bounded": lambda s, t: t.Bounded(
         *(bound.clone() for bound in s.bounds), s.shape, s.device, s.dtype, domain=s.domain
     ),
