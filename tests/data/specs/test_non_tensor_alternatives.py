@@ -8,7 +8,15 @@ import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack
 
-from gleanrl.data.specs import Bounded, Categorical, Choice, Composite, Unbounded
+from gleanrl.data.specs import (
+    Bounded,
+    Categorical,
+    Choice,
+    Composite,
+    Unbounded,
+    is_masked,
+    without_masks,
+)
 from gleanrl.data.specs.non_tensor import Constant
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SpecError
 
@@ -114,3 +122,11 @@ def test_choices_of_stacks_of_text():
     assert spec.encode(["c", "d"]).tolist() == ["c", "d"] and spec == spec.clone()
     with pytest.raises(InvalidArgumentError):
         Choice([NonTensorStack("a", "b"), NonTensorStack("c", "d", "e")])
+
+
+def test_specs_without_masks_have_none_in_choices():
+    masked = Choice([Categorical(3, mask=torch.tensor([True, False, False])), Categorical(4)])
+    spec = Composite(a=Composite(b=masked))
+    found = without_masks(spec)
+    assert is_masked(spec) and not is_masked(found)
+    assert found["a", "b"] == Choice([Categorical(3), Categorical(4)])

@@ -533,6 +533,8 @@ def without_masks(spec: TensorSpec) -> TensorSpec:
     if isinstance(spec, StackedMembers):
         merged: TensorSpec = stack([without_masks(member) for member in spec.specs], spec.stack_dim)
         return merged
+    if isinstance(spec, Choice):
+        return type(spec)([without_masks(choice) for choice in spec.choices])
     new = spec.clone()
     if isinstance(new, SpecMapping):
         for name, entry in new.items():
