@@ -14,7 +14,7 @@ from gleanrl.envs.transforms import (
     TransformedEnv,
     VecGymEnvTransform,
 )
-from gleanrl.errors import UnsupportedError
+from gleanrl.errors import InvalidArgumentError, UnsupportedError
 from tests.envs.transforms.ways import batches, joined
 from tests.fakes import Script
 from tests.fakes_base import CountingEnv
@@ -113,3 +113,33 @@ def test_vec_gym_env_transform_restores_last_observations(size):
     want = plain(size)
     for key in ("observation", ("next", "observation"), ("next", "done")):
         assert torch.equal(batch[key], want[key])
+
+
+class Pixels(SelfResetting):
+    def _declare(self):
+        super()._declare()
+        self.observation_spec = Composite(
+            observation=Unbounded((*self.batch_size, 3), dtype=torch.uint8), shape=self.batch_size
+        )
+
+    def _reset(self, tensordict=None, **kwargs):
+        out = super()._reset(tensordict)
+        return out.set("observation", out["observation"].to(torch.uint8))
+
+    def _step(self, tensordict):
+        out = super()._step(tensordict)
+        return out.set("observation", out["observation"].to(torch.uint8))
+
+
+def test_lost_observations_of_unsigned_integers_are_filled_with_zeros():
+    batch = Pixels(Script(lengths=(3,)), auto_reset=True).rollout(4, break_when_any_done=False)
+    assert batch["observation"][:, 2].tolist() == [0, 1, 2, 0]
+    assert batch["next", "observation"][:, 2].tolist() == [1, 2, 0, 1]
+    env = AutoResetEnv(Pixels(Script(lengths=(3,))), AutoResetTransform(fill_int=7))
+    assert env.rollout(4)["next", "observation"][2].tolist() == [7, 7, 7]
+
+
+@pytest.mark.parametrize("fill", [-1, 256])
+def test_fill_value_that_the_dtype_cannot_hold_is_refused_at_the_start(fill):
+    with pytest.raises(InvalidArgumentError, match=f"fill_int: .*0 to 255 for torch.uint8, got {fill}"):
+        AutoResetEnv(Pixels(SCRIPT), AutoResetTransform(fill_int=fill)).reset()

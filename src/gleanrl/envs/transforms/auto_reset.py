@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gleanrl._arrays.schema import Field
 from gleanrl._arrays.tensordicts import NestedKey, as_key, as_path
+from gleanrl.data.specs import Composite
 from gleanrl.envs.env_specs import RESETTING_ITSELF
 from gleanrl.envs.outcomes import any_of
 from gleanrl.envs.transforms.base import missing_key
@@ -84,12 +85,11 @@ class AutoResetTransform(_Keeper):
         replace: whether fill values replace the lost observation; otherwise the first observation of the next episode
             remains there.
         fill_float: fill value of floating-point entries, ``"nan"`` or a number.
-        fill_int: fill value of integers.
+        fill_int: fill value of integers; None for -1, and 0 for unsigned integers such as uint8 images.
         fill_bool: fill value of booleans.
 
     Raises:
-        InvalidArgumentError: when an episode ends, if `fill_int` is below the smallest number of an observation's
-            dtype. So unsigned integers, such as uint8 images, need another value than -1.
+        InvalidArgumentError: when specs are derived, if the dtype of an observation can't hold `fill_int`.
     """
 
     def __init__(
@@ -97,14 +97,14 @@ class AutoResetTransform(_Keeper):
         *,
         replace: bool = True,
         fill_float: float | str = "nan",
-        fill_int: int = -1,
+        fill_int: int | None = None,
         fill_bool: bool = False,
     ) -> None:
         super().__init__()
         self.replace = replace
         self.fill_float = float(fill_float)
         self.loses_last = replace and not math.isfinite(self.fill_float)
-        self.fill_int, self.fill_bool = int(fill_int), bool(fill_bool)
+        self.fill_int, self.fill_bool = None if fill_int is None else int(fill_int), bool(fill_bool)
 
     def _step(self, tensordict: Record, next_tensordict: Record) -> Record:
         ended = self._ended(next_tensordict)
@@ -112,19 +112,28 @@ class AutoResetTransform(_Keeper):
             self._keep(next_tensordict, ended)
             for key in self._observations() if self.replace else ():
                 value = next_tensordict.get(key)
-                next_tensordict.set(key, value.masked_fill(trailing(ended, value), self._fill(value)))
+                next_tensordict.set(key, value.masked_fill(trailing(ended, value), self._fill(value.dtype)))
         return next_tensordict
 
-    def _fill(self, value: Tensor) -> float:
-        if value.dtype.is_floating_point:
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Return the spec unchanged, after a check that each dtype can hold its fill value."""
+        for key in keys_of(observation_spec) if self.replace else ():
+            if observation_spec[key].dtype is not None:
+                self._fill(observation_spec[key].dtype)
+        return observation_spec
+
+    def _fill(self, dtype: torch.dtype) -> float:
+        if dtype.is_floating_point:
             return self.fill_float
-        if value.dtype is torch.bool:
+        if dtype is torch.bool:
             return self.fill_bool
-        if self.fill_int < torch.iinfo(value.dtype).min:
+        limits = torch.iinfo(dtype)
+        fill = max(-1, limits.min) if self.fill_int is None else self.fill_int
+        if not limits.min <= fill <= limits.max:
             raise InvalidArgumentError(
-                f"fill_int: {value.dtype} can't hold {self.fill_int}; choose another number"
+                f"fill_int: expected a number from {limits.min} to {limits.max} for {dtype}, got {fill}"
             )
-        return self.fill_int
+        return fill
 
 
 class AutoResetEnv(TransformedEnv):
