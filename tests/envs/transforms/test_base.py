@@ -225,3 +225,25 @@ def test_values_are_transformed_without_a_batch():
     assert (one.item(), two.item()) == (1.0, 3.0)
     with pytest.raises(KeyError, match="'x'"):
         norm()
+
+
+class ParityAtResets(Transform):
+    """Works on whole TensorDicts, at resets too, and names no keys."""
+
+    call_on_reset = True
+
+    def _call(self, td):
+        td["parity"] = td["observation"][..., 2:] % 2 + 1
+        return td
+
+    def transform_observation_spec(self, observation_spec):
+        observation_spec["parity"] = Unbounded((*observation_spec.shape, 1))
+        return observation_spec
+
+
+@pytest.mark.parametrize("env", [single, batched])
+def test_call_on_reset_needs_no_keys(env):
+    made = TransformedEnv(env(), ParityAtResets())
+    assert bool((made.reset()["parity"] == 1).all())
+    batch = joined(batches(made, sizes=(7, 5))[1])
+    assert torch.equal(batch["parity"], batch["observation"][..., 2:] % 2 + 1)

@@ -385,11 +385,15 @@ class Transform(Contained):
     def _reset(self, tensordict: Record, tensordict_reset: Record) -> Record:
         """Transform the result of a reset with `_call`, if the result has one of `in_keys`; otherwise change nothing.
 
-        An overridden `_call` also needs `call_on_reset`. Absent keys are skipped, because a reset returns no rewards.
+        An overridden `_call` also needs `call_on_reset`, and then needs no `in_keys`. Absent keys are skipped, because
+        a reset returns no rewards.
         """
         if not self.call_on_reset and overridden(self, "_call", of=Transform):
             return tensordict_reset
-        for key, _ in self._pairs_found or self.pairs():
+        pairs = self._pairs_found or self.pairs()
+        if not pairs and not self._goes_by_keys("_call"):
+            return self._tolerantly(self._call, tensordict_reset)
+        for key, _ in pairs:
             if tensordict_reset.get(key, None) is not None:
                 return self._tolerantly(self._call, tensordict_reset)
         return tensordict_reset
