@@ -224,3 +224,15 @@ def test_transforms_of_an_environment_cannot_be_put_into_another_chain():
     with pytest.raises(ContainerError, match="part of another Compose or TransformedEnv"):
         Compose(InitTracker(), *env.transform)
     assert len(Compose(InitTracker(), *env.transform.clone())) == 3
+
+
+def test_deleting_a_slice_frees_all_its_transforms():
+    first, second, third = StepCounter(), InitTracker(), RewardSum()
+    chain = Compose(first, second, third)
+    del chain[0:2]
+    assert list(chain) == [third] and first.holder is second.holder is None
+    assert list(Compose(second, first)) == [second, first]
+    new = StepCounter()
+    with pytest.raises(InvalidTypeError, match="index of one transform"):
+        chain[0:1] = new
+    assert list(chain) == [third] and third.holder is chain and new.holder is None

@@ -126,11 +126,12 @@ class Compose(Transform):
         del self[index]
         return transform
 
-    def __delitem__(self, index: int) -> None:
-        """Remove the transform at `index`, which is then in no container; raise `IndexError` if there is none."""
-        transform = self[index]
+    def __delitem__(self, index: int | slice) -> None:
+        """Remove the transforms at `index`, which are then in no container; raise `IndexError` if there is none."""
+        removed = self.chain()[index] if isinstance(index, slice) else [self[index]]
         del self.transforms[index]
-        transform.reset_parent()
+        for transform in removed:
+            transform.reset_parent()
         self._changed()
 
     def __setitem__(self, index: int, transform: Any) -> None:
@@ -139,7 +140,10 @@ class Compose(Transform):
         Raises:
             IndexError: if there is no transform at `index`.
             ContainerError: if the new transform is in a container already (also an AttributeError).
+            InvalidTypeError: if `index` is a slice.
         """
+        if isinstance(index, slice):
+            raise InvalidTypeError(f"Compose: expected the index of one transform to replace, got {index}")
         before, transform = self[index], as_transform(transform)
         if transform is before:
             return
