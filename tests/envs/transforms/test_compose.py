@@ -236,3 +236,27 @@ def test_deleting_a_slice_frees_all_its_transforms():
     with pytest.raises(InvalidTypeError, match="index of one transform"):
         chain[0:1] = new
     assert list(chain) == [third] and third.holder is chain and new.holder is None
+
+
+class Closing(Transform):
+    """Notes that it was closed; closing may fail."""
+
+    def __init__(self, closed, error=None):
+        super().__init__()
+        self.closed, self.error = closed, error
+
+    def close(self):
+        self.closed.append(self)
+        if self.error is not None:
+            raise self.error
+
+
+def test_an_error_of_close_leaves_no_part_open():
+    closed, error = [], ValueError("disk full")
+    chain = Compose(Closing(closed), Closing(closed, error), Closing(closed))
+    env = TransformedEnv(CountingEnv(), chain)
+    with pytest.raises(ValueError, match="disk full"):
+        env.close()
+    assert closed == list(chain) and env.base_env.is_closed and env.is_closed
+    env.close()
+    assert len(closed) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -259,9 +260,10 @@ class Compose(Transform):
                 transform.enter()
 
     def close(self) -> None:
-        """Call `close` of all transforms, in order; an error leaves the later ones open."""
-        for transform in self.chain():
-            transform.close()
+        """Call `close` of all transforms, in order, also after an error; the last error is raised."""
+        with ExitStack() as stack:
+            for transform in reversed(self.chain()):
+                stack.callback(transform.close)
 
     def dump(self, **kwargs: Any) -> None:
         """Call `dump` of all transforms, so that they write out their recordings."""

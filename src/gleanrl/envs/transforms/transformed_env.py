@@ -524,13 +524,19 @@ class TransformedEnv(EnvBase):
     def close(self, **kwargs: Any) -> None:
         """Close the transforms, then the base environment. Parts that are closed already stay closed.
 
-        If a transform's `close` raises, the base environment stays open.
+        Raises:
+            Exception: the error of a transform or of the base environment; all parts are closed nevertheless.
         """
-        if not self._closed:
-            self.transform.close()
-        self._closed = True
-        if not is_closed(self.base_env):
-            self.base_env.close(**kwargs)
+        try:
+            if not self._closed:
+                self.transform.close()
+            self._closed = True
+        except Exception:  # unlike after an interrupt, another call needn't close them again
+            self._closed = True
+            raise
+        finally:
+            if not is_closed(self.base_env):
+                self.base_env.close(**kwargs)
 
     def make_stepper(self, rules: EpisodeRules = FREELY) -> Stepper:
         """Return the stepper for rows of a block; it uses TensorDicts if the transforms don't accept rows."""
