@@ -15,6 +15,7 @@ from gleanrl.data.replay_buffers.transform_pipeline import Pipeline, Stage
 from gleanrl.envs.transforms import Compose, DoubleToFloat, RenameTransform, VecNorm
 from gleanrl.errors import InvalidTypeError, SchemaError
 from tests.data.replay_buffers.oracle import clock, ted
+from tests.interrupts import interruptions
 
 
 class Scale(nn.Module):
@@ -374,3 +375,36 @@ def test_transforms_with_a_state_may_not(saved) -> None:
     with pytest.raises(SchemaError, match="some have a state: load into a buffer with the saved transforms"):
         second.load_state_dict(first.state_dict())
     assert not len(second)
+
+
+@pytest.mark.parametrize("chained", [True, False])
+def test_refused_write_does_not_count_in_an_inverted_norm(chained: bool) -> None:
+    def written(*batches: TensorDict) -> Any:
+        rb, norm = buffer(), VecNorm(in_keys=["x"], decay=1.0)
+        rb.append_transform(Compose(norm) if chained else norm, invert=True)
+        for batch in batches:
+            if "y" in batch.keys():
+                with pytest.raises(SchemaError):
+                    rb.extend(batch)
+            else:
+                rb.extend(batch)
+        return norm.state_dict(), rb[:]["x"]
+
+    good = xs()
+    bad = good.clone().set("y", torch.zeros(4))
+    bad = bad.set("x", bad["x"] + 100)
+    (state, stored), (want, expected) = written(good, bad, good), written(good, good)
+    assert torch.equal(stored, expected)
+    assert str(state) == str(want)
+
+
+def test_interrupted_write_counts_in_an_inverted_norm_if_its_rows_are_stored() -> None:
+    def made() -> Any:
+        rb = buffer()
+        rb.append_transform(VecNorm(in_keys=["x"], decay=1.0), invert=True)
+        rb.extend(xs())
+        return rb
+
+    for rb, place in interruptions(made, lambda rb: rb.extend(xs()), most=60):
+        (count, *_) = rb.transform[0].state_dict()["statistics"]["sums"]["x"].tolist()
+        assert count == len(rb), place

@@ -18,7 +18,15 @@ from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError
 
 
 @runtime_checkable
-class HoldsSteps(Protocol):
+class Restorable(Protocol):
+    """A transform that a write changes."""
+
+    def restorer(self) -> Callable[[], None]:
+        """Return a function that undoes the changes of further writes. It can't fail."""
+
+
+@runtime_checkable
+class HoldsSteps(Restorable, Protocol):
     """A transform that holds steps back until later steps are written."""
 
     def end_retained(self, ids: Collection[int]) -> set[int]:
@@ -27,9 +35,6 @@ class HoldsSteps(Protocol):
         Returns:
             The ids whose last step was held back. No stored step of these trajectories is the last one.
         """
-
-    def restorer(self) -> Callable[[], None]:
-        """Return a function that restores the present steps after further writes. It can't fail."""
 
 
 class Stage:
@@ -304,24 +309,22 @@ class Pipeline(Stateful[tuple[Any, ...]]):
 
     def end_retained(self, ids: Collection[int]) -> set[int]:
         """Mark the held-back last steps of abandoned trajectories and return their ids; see `HoldsSteps`."""
-        return set[int]().union(*(module.end_retained(ids) for module in self._holding()))
+        return set[int]().union(
+            *(module.end_retained(ids) for module in _modules_of(self._stages, HoldsSteps))
+        )
 
     def restorer(self) -> Callable[[], None]:
-        """Return a function that restores the steps that transforms hold back now; see `HoldsSteps`."""
-        restorers = [module.restorer() for module in self._holding()]
+        """Return a function that undoes the changes of further writes to transforms; see `Restorable`."""
+        # Only an inverted transform learns from writes; others that learn would be copied in vain.
+        inverted = [stage for stage in self._stages if stage.invert]
+        changing = [*_modules_of(self._stages, HoldsSteps), *_modules_of(inverted, Restorable)]
+        restorers = [module.restorer() for module in changing]
 
         def restore() -> None:
             for each in restorers:
                 each()
 
         return restore
-
-    def _holding(self) -> list[Any]:
-        modules = (stage.transform for stage in self._stages if isinstance(stage.transform, nn.Module))
-        # By `issubclass`, which caches its result, because every write passes here. `isinstance` takes 20 us a module.
-        return [
-            module for chain in modules for module in chain.modules() if issubclass(type(module), HoldsSteps)
-        ]
 
     def read(self, batch: Any) -> Any:
         """Return a batch after all transforms, which may change `batch` in place.
@@ -334,6 +337,13 @@ class Pipeline(Stateful[tuple[Any, ...]]):
             if batch is None:
                 raise none_returned("transform", transform)
         return batch
+
+
+def _modules_of(stages: list[Stage], kind: type) -> list[Any]:
+    """Return the modules of a kind in the transforms of some stages."""
+    modules = (stage.transform for stage in stages if isinstance(stage.transform, nn.Module))
+    # By `issubclass`, which caches its result, because every write passes here. `isinstance` takes 20 us a module.
+    return [module for chain in modules for module in chain.modules() if issubclass(type(module), kind)]
 
 
 def _says_something(state: Any) -> bool:

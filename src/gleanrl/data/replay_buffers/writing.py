@@ -105,10 +105,10 @@ class Inserter:
             raise
 
     def _undoing(self) -> Callable[[], None]:
-        """Return a function that restores the steps that transforms hold now, unless rows were stored meanwhile.
+        """Return a function that restores the transforms' present state, unless rows were stored meanwhile.
 
-        Transforms act before the storage checks the data, so a refused write has already changed the held steps. If an
-        interrupted write stored its rows, the old steps would be stored twice.
+        Transforms act before the storage checks the data, so a refused write has already changed held steps and counted
+        values. If an interrupted write stored its rows, the old steps would be stored twice.
         """
         storage, restore = self._parts.storage, self._parts.transforms.restorer()
         written = storage.rows_written

@@ -377,7 +377,7 @@ class MultiStepTransform(BufferTransform):
         return set() if self._held is None else cut_trajectories(self._held, ids)
 
     def restorer(self) -> Callable[[], None]:
-        """Return a function that restores the present held steps after further writes; see `HoldsSteps`."""
+        """Return a function that restores the present held steps after further writes; see `Restorable`."""
         # No copies, because writes replace these objects and don't change them.
         steps, cut = self._held, self._seams
 

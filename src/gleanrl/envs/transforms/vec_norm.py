@@ -419,6 +419,21 @@ class VecNorm(EntryTransform):
         mean, deviation = moments[0], moments[1].sqrt().clamp_min(self.eps)
         return ((value - mean.to(value.device)) / deviation.to(value.device)).to(value.dtype)
 
+    def restorer(self) -> Callable[[], None]:
+        """Return a function that restores the statistics after a refused write to a buffer; see `Restorable`.
+
+        It leaves shared statistics, which other processes update meanwhile.
+        """
+        sums, saved, untouched = self._sums, self._saved, self._untouched
+        before = None if sums is None or sums.shared else sums.snapshot()
+
+        def restore() -> None:
+            self._sums, self._saved, self._untouched = sums, saved, untouched
+            if sums is not None and before is not None:
+                sums.adopt(before)
+
+        return restore
+
     # ---------------------------------------------------------------- control
     def freeze(self) -> VecNorm:
         """Stop updates of the statistics; return the transform."""
