@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from gleanrl.data import Unbounded
+from gleanrl.data import Composite, Unbounded
 from gleanrl.envs import AutoResetEnv, EnvBase, GymEnv, ParallelEnv, SerialEnv
-from gleanrl.errors import InvalidTypeError, UnsupportedError
+from gleanrl.errors import EnvironmentContractError, InvalidTypeError, UnsupportedError
 from tests.fakes import Script
 from tests.fakes_base import CountingEnv
 
@@ -110,3 +110,16 @@ def test_device_and_batch_size_may_be_assigned_before_the_constructor_runs():
     assert env.device == torch.device("cpu") and env.batch_size == (2,)
     env = Assigning({"device": "meta", "batch_size": [3]}, device="cpu", batch_size=[2])
     assert env.device == torch.device("cpu") and env.batch_size == (2,)
+
+
+def test_refused_batch_size_changes_nothing():
+    env = CountingEnv(LONG, (3,))
+    before = env.specs.clone()
+    with pytest.raises(EnvironmentContractError, match="doesn't begin with"):
+        env.batch_size = [2]
+    assert env.batch_size == (3,) and env.specs == before
+    assert env.rollout(2).batch_size == (3, 2)
+    empty = EnvBase()
+    empty.batch_size = [2]
+    empty.observation_spec = Composite(x=Unbounded(2), shape=(2,))
+    assert empty.full_observation_spec is not empty.full_state_spec is not empty.full_action_spec

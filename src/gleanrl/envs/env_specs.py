@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from abc import ABCMeta
 from collections.abc import Callable, Mapping, Sequence
@@ -216,13 +217,15 @@ class EnvSpecs:
         """Set the batch size and the device; check the declared specs against the size and move them to the device.
 
         Raises:
-            EnvironmentContractError: if a leaf lacks the environment's batch dimensions. The batch size and the device
-                are set nevertheless, and some of the specs may be on the new device.
+            EnvironmentContractError: if a leaf lacks the environment's batch dimensions; then nothing changes.
         """
-        self.batch_size, self.device = batch_size, device
-        self._set_defaults()
-        for role, spec in self._specs.items():
-            self._specs[role] = self._checked(role, self._empty() if spec.is_empty() else spec)
+        new = copy.copy(self)
+        new.batch_size, new.device, new._specs = batch_size, device, {**self._specs}
+        new._set_defaults()
+        for role, spec in new._specs.items():
+            sized = Composite({}, shape=batch_size, device=device) if spec.is_empty() else spec
+            new._specs[role] = new._checked(role, sized)
+        self.batch_size, self.device, self._specs = batch_size, device, new._specs
 
     def set(self, role: str, spec: TensorSpec | None) -> None:
         """Replace the spec of `role`; None removes its entries. A part of another spec is copied.

@@ -61,7 +61,7 @@ class SpecProperties:
     def batch_size(self) -> torch.Size:
         """Batch dimensions, ``()`` for one environment.
 
-        Assigning raises `EnvironmentContractError` if a declared spec lacks the new dimensions.
+        Assigning raises `EnvironmentContractError` if a declared spec lacks the new dimensions; then nothing changes.
         """
         return self._specs.batch_size
 
