@@ -80,6 +80,13 @@ class TestKind:
         env = ParallelEnv(1, Bare, serial_for_single=True)
         assert type(env) is SerialEnv and env.is_spec_locked
 
+    def test_keywords_reach_the_environment_of_another_class(self) -> None:
+        env: Any = ParallelEnv(
+            1, Bare, serial_for_single=True, auto_reset=True, auto_reset_replace=False, spec_locked=False
+        )
+        assert type(env) is AutoResetEnv and type(env.base_env) is SerialEnv
+        assert env.transform.replace is False and not env.base_env.is_spec_locked
+
     def test_mistyped_keyword_is_refused_with_the_nearest_name(self) -> None:
         with pytest.raises(InvalidTypeError, match="spec_locked"):
             EnvBase(spec_lockd=True)  # type: ignore[call-arg]

@@ -60,14 +60,16 @@ class EnvType(ABCMeta):
             **kwargs: keyword arguments of the class's constructor.
 
         Returns:
-            The environment. If the class's ``__new__`` returns an instance of another class, the three keywords have no
-            effect.
+            The environment. If the class's ``__new__`` returns something else than an `EnvBase`, the three keywords
+            have no effect.
         """
         env = super().__call__(*args, **kwargs)
-        if not isinstance(env, cls):  # its own class has locked its specs
+        if not isinstance(type(env), EnvType):
             return env
-        env.set_spec_lock_(env.wants_lock if spec_locked is None else spec_locked)
-        if env.resets_itself if auto_reset is None else auto_reset:
+        own = isinstance(env, cls)  # otherwise the call of its own class has applied the defaults
+        if own or spec_locked is not None:
+            env.set_spec_lock_(env.wants_lock if spec_locked is None else spec_locked)
+        if (own and env.resets_itself) if auto_reset is None else auto_reset:
             return RESETTING_ITSELF[0](env, auto_reset_replace)
         return env
 
