@@ -6,8 +6,15 @@ import pytest
 
 from gleanrl.data.specs import Bounded, Categorical, Composite, OneHot, Unbounded
 from gleanrl.data.specs.mapping import as_path, is_key
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyError, ReservedNameError
+from gleanrl.errors import (
+    InvalidArgumentError,
+    InvalidTypeError,
+    MissingKeyError,
+    ReservedNameError,
+    UnsupportedError,
+)
 from tests.data.specs.cases import plain, stacked
+from tests.interrupts import interruptions
 
 
 @pytest.fixture(params=[plain, stacked])
@@ -108,6 +115,32 @@ def test_a_failed_set_changes_nothing(spec):
         with pytest.raises(error, match=message):
             spec.set(key, value)
         assert spec == before
+
+
+@pytest.mark.parametrize("key", ["z", ("a", "z"), ("new", "z")])
+def test_a_failed_update_changes_nothing(spec, key):
+    before, group = spec.clone(), spec["a"]
+    wrong = {"x": None, "a": {"b": None, "d": Unbounded((2,))}, "n": {"m": None}, key: Unbounded((3,))}
+    with pytest.raises(InvalidArgumentError, match="starts with"):
+        spec.update(wrong)
+    assert spec == before and group == before["a"]
+
+
+@pytest.mark.parametrize("make", [plain, stacked])
+def test_an_interrupted_update_is_complete_or_changes_nothing(make):
+    new = {"x": None, "a": {"b": None, "d": Unbounded((2,))}, ("n", "m"): Categorical(2, (2,))}
+    before, after = make(), make().update(new)
+    for spec, place in interruptions(make, lambda spec: spec.update(new), most=60):
+        assert spec in (before, after), place
+
+
+def test_a_failed_separation_keeps_all_entries():
+    spec = plain()
+    spec["a"].lock_()
+    before = spec.clone()
+    with pytest.raises(UnsupportedError, match="locked"):
+        spec.separates("x", ("a", "b"))
+    assert spec == before
 
 
 def test_the_dimensions_of_one_value_may_be_the_batch_but_never_change():

@@ -188,6 +188,16 @@ class Composite(Named):
     def _remove(self, name: str) -> None:
         del self._specs[name]
 
+    def _restorer(self) -> Callable[[], None]:
+        nested, specs = super()._restorer(), dict(self._specs)
+
+        def restore() -> None:
+            nested()
+            self._specs = specs
+            Changes.note()
+
+        return restore
+
     def _nested(self) -> Iterable[SpecMapping]:
         return [spec for spec in self._specs.values() if isinstance(spec, SpecMapping)]
 

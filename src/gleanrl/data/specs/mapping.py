@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -193,6 +194,27 @@ class SpecMapping(Lockable, TensorSpec):
     def _remove(self, name: str) -> None:
         """Remove the entry under one name, which exists."""
 
+    def _restorer(self) -> Callable[[], None]:
+        """Return a function that undoes later changes of entries, here and in nested composites."""
+        nested: Any = self._nested()
+        each = [spec._restorer() for spec in nested]
+
+        def restore() -> None:
+            for undo in each:
+                undo()
+
+        return restore
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Undo all changes of entries in a ``with`` block that raises."""
+        restore = self._restorer()
+        try:
+            yield
+        except BaseException:
+            restore()
+            raise
+
     @abstractmethod
     def empty(self) -> SpecMapping:
         """Return an unlocked spec of the same shape and device without entries."""
@@ -322,22 +344,26 @@ class SpecMapping(Lockable, TensorSpec):
         Raises:
             UnsupportedError: if the composite is locked, or a copy of a part of another spec.
         """
-        separated = {key: spec for key in keys if (spec := self.pop(key, default)) is not None}
-        return self.empty().update(separated) if separated else None
+        with self._all_or_nothing():
+            separated = {key: spec for key in keys if (spec := self.pop(key, default)) is not None}
+            return self.empty().update(separated) if separated else None
 
     def update(self, dict_or_spec: Mapping[Any, Any] | SpecMapping) -> Self:
         """Set the given entries; mappings under the name of a composite are merged into it.
 
+        After an error nothing has changed. The errors are those of `set`.
+
         Returns:
             the composite itself.
         """
-        for key, spec in dict_or_spec.items():
-            present = self.get(key, None)
-            if isinstance(present, SpecMapping) and isinstance(spec, (Mapping, SpecMapping)):
-                require_unlocked(self, key)
-                self.set(key, _changeable(present).update(spec))
-            else:
-                self.set(key, spec)
+        with self._all_or_nothing():
+            for key, spec in dict_or_spec.items():
+                present = self.get(key, None)
+                if isinstance(present, SpecMapping) and isinstance(spec, (Mapping, SpecMapping)):
+                    require_unlocked(self, key)
+                    self.set(key, _changeable(present).update(spec))
+                else:
+                    self.set(key, spec)
         return self
 
     def _walk(
