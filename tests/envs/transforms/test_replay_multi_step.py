@@ -111,6 +111,29 @@ def test_another_number_of_streams_is_refused():
         transform.inv(data(batched)[:2])
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda rows: rows.set("more", torch.zeros(len(rows))), "expected the keys .*'more'"),
+        (lambda rows: rows.exclude("observation"), "expected the keys"),
+        (
+            lambda rows: rows.set("observation", rows["observation"].double()),
+            "'observation' expected .* float32",
+        ),
+        (lambda rows: rows.set("observation", rows["observation"][:, :1]), "'observation' expected"),
+    ],
+    ids=["more keys", "fewer keys", "dtype", "shape"],
+)
+def test_rows_unlike_the_held_ones_are_refused(change, message):
+    rows = data()
+    buffer = ReplayBuffer(storage=LazyTensorStorage(30), transform=MultiStepTransform(3, 0.9))
+    buffer.extend(rows[:2])
+    with pytest.raises(SchemaError, match=message):
+        buffer.extend(change(rows[2:6].clone()))
+    buffer.extend(rows[2:])
+    assert bool((buffer[:] == MultiStep(0.9, 3)(rows)[:-3]).all())
+
+
 def test_steps_may_be_added_one_by_one():
     rows = data(single)
     whole = MultiStepTransform(2, 0.5).inv(rows)

@@ -15,6 +15,7 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
 from gleanrl._arrays.ragged import Leaf, as_entry
+from gleanrl._arrays.schema import Field
 from gleanrl._arrays.tensordicts import NestedKey, as_key, as_path, batch_device, flatten
 from gleanrl._rollout.loop import with_gradients
 from gleanrl._state.rng import OwnedTorchGenerator
@@ -269,6 +270,7 @@ class MultiStepTransform(BufferTransform):
     Raises:
         InvalidArgumentError: if a number is out of range, or the transform is used in an environment (also a
             ValueError).
+        SchemaError: at a write, if streams, keys, shapes or dtypes differ from the steps held back.
     """
 
     shows = ("n_steps", "gamma")
@@ -324,6 +326,7 @@ class MultiStepTransform(BufferTransform):
                     f"MultiStepTransform: expected {tuple(self._held.batch_size[:-1])} streams as before, got a "
                     f"batch of {tuple(tensordict.batch_size)}; time is the last dimension"
                 )
+            _require_equal_fields(self._held, tensordict)
             device = batch_device(tensordict)
             if batch_device(self._held) != device:
                 self._held = self._held.to(device)
@@ -395,6 +398,24 @@ class MultiStepTransform(BufferTransform):
             "MultiStepTransform works in replay buffers only, not in an environment; pass it to a replay buffer, or "
             "use MultiStep as a collector's postproc"
         )
+
+
+def _require_equal_fields(steps: TensorDictBase, batch: TensorDictBase) -> None:
+    """Raise `SchemaError` unless a batch has the keys, shapes and dtypes of the held steps. Lists aren't compared."""
+    before, now = (
+        {as_key(path): Field.of(leaf, part.ndim) for path, leaf in flatten(part).items()}
+        for part in (steps, batch)
+    )
+    if before.keys() != now.keys():
+        raise SchemaError(
+            f"MultiStepTransform: expected the keys {list(before)} of the steps held back, got {list(now)}; write the "
+            "same keys each time"
+        )
+    for key, field in now.items():
+        if field != before[key] and not (field.is_list or before[key].is_list):
+            raise SchemaError(
+                f"MultiStepTransform: key {key!r} expected {before[key]}, as in the steps held back, got {field}"
+            )
 
 
 @dataclass(frozen=True)
