@@ -61,6 +61,14 @@ class Walk(EnvBase):
         return values.reshape(*self.batch_size, 1).clone()
 
 
+class SeedingWalk(Walk):
+    """A right environment, which seeds torch itself."""
+
+    def _set_seed(self, seed: int | None) -> None:
+        super()._set_seed(seed)
+        torch.manual_seed(0 if seed is None else seed)
+
+
 class StartsDone(Walk):
     """contract"""
 

@@ -19,7 +19,7 @@ from tests.envs.libs.vectors import NativeOracle, vector
 from tests.fakes import DictEnv, FrameEnv, InfoEnv, NestedDictEnv, OracleEnv, ReusingEnv, TupleEnv
 from tests.fakes_base import CountingEnv, TeamEnv, TwoActionEnv, TwoKeyEnv
 from tests.fakes_marl import SurvivorEnv
-from tests.testing.broken import BROKEN, Walk
+from tests.testing.broken import BROKEN, SeedingWalk, Walk
 
 ONLY_BATCHED = {"partial reset", "other rows"}
 
@@ -137,6 +137,9 @@ def test_torchs_random_state_is_left_alone() -> None:
     state = torch.get_rng_state()
     check_env(Walk())
     assert torch.equal(torch.get_rng_state(), state)
+    for env in (SeedingWalk(), SeedingWalk):
+        check_env(env)
+        assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_check_env_closes_only_environments_that_it_made() -> None:

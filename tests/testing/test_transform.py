@@ -28,7 +28,7 @@ from gleanrl.envs.transforms import (
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError
 from gleanrl.testing import check_transform
 from gleanrl.testing.transform import IN_BUFFERS, IN_ENVIRONMENTS
-from tests.testing.broken import Walk
+from tests.testing.broken import SeedingWalk, Walk
 from tests.testing.broken_transforms import BATCH, BROKEN, BROKEN_IN_BUFFERS, Age, Halving
 
 O = ["observation"]  # noqa: E741
@@ -101,3 +101,9 @@ def test_mistakes_are_named() -> None:
         check_transform(Age, env=Walk, skip=["nothing"])
     with pytest.raises(InvalidTypeError, match="make"):
         check_transform(lambda: 3, env=Walk)  # type: ignore[arg-type, return-value]
+
+
+def test_torchs_random_state_is_left_alone() -> None:
+    state = torch.get_rng_state()
+    check_transform(RewardSum, env=SeedingWalk)
+    assert torch.equal(torch.get_rng_state(), state)

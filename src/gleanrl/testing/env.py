@@ -15,6 +15,7 @@ import torch
 from gleanrl._arrays.ragged import values_of
 from gleanrl._arrays.tensordicts import FLAGS, Path, as_key, as_path
 from gleanrl._rollout.env_traits import Env, EnvTraits
+from gleanrl._state.rng import torch_rng_preserved
 from gleanrl._util import integer
 from gleanrl.data.specs import Bounded, TensorSpec
 from gleanrl.data.specs.base import fits
@@ -328,6 +329,7 @@ RULES: dict[str, Callable[[Runs], None]] = {
 """The rules by name, in the order of their checks."""
 
 
+@torch_rng_preserved()  # an environment may seed torch itself
 def check_env(env: Any, *, num_steps: int = 100, seed: int = 0, skip: Iterable[str] = ()) -> EnvReport:
     """Check an environment against the rules below, with random actions.
 

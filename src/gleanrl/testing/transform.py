@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 
 from gleanrl._arrays.tensordicts import Path, as_key, as_path, iter_leaves
 from gleanrl._rollout.env_traits import Env
+from gleanrl._state.rng import torch_rng_preserved
 from gleanrl.envs.transforms import Compose, Transform, TransformedEnv
 from gleanrl.errors import ConformanceError, GleanError, InvalidArgumentError
 from gleanrl.testing.env import RULES as ENV_RULES
@@ -228,6 +229,7 @@ IN_BUFFERS: dict[str, Callable[[Callable[[], Any], TensorDictBase], None]] = {
 }
 
 
+@torch_rng_preserved()  # an environment may seed torch itself
 def check_transform(
     make: Callable[[], Transform],
     *,
@@ -241,7 +243,8 @@ def check_transform(
 
     With `env`, the transformed environment has to keep every rule of `check_env`. For example, specs declare the data,
     and rows of a rollout and TensorDicts agree bit for bit. A reset of some environments doesn't change the other ones.
-    It also has to keep the first three rules below. With `batch`, the transform has to keep the last three.
+    It also has to keep the first three rules below. With `batch`, the transform has to keep the last three. Torch's
+    random state is restored afterwards.
 
     - `in place`: the tensors that the environment returned don't change.
     - `trajectories`: after a full reset no state of earlier trajectories is left, unless the transform `learns`.
