@@ -124,8 +124,10 @@ def test_a_single_value_has_its_size():
     assert Unbounded((2, 3)).numel() == 6 and Unbounded(()).numel() == 1
     assert len(Unbounded((2, 3))) == 2 and [s.shape for s in Unbounded((2, 3))] == [(3,), (3,)]
     assert bool(Unbounded(())) and bool(Unbounded((0,)))
-    with pytest.raises(InvalidTypeError, match="no dimensions"):
-        len(Unbounded(()))
+    opened = torch.stack([Composite(shape=(-1, 2)), Composite(a=None, shape=(-1, 2))], 1)
+    for spec in (Unbounded(()), Unbounded((-1, 3)), opened):
+        with pytest.raises(InvalidTypeError, match="fixed first dimension"):
+            len(spec)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +226,7 @@ def test_repeating():
 def test_a_spec_is_a_sequence_along_its_first_dimension():
     spec = Bounded(torch.tensor([0.0, 1.0]), 2)
     assert len(spec) == 2 and list(spec) == [Bounded(0, 2, ()), Bounded(1, 2, ())]
-    with pytest.raises(InvalidTypeError, match="no dimensions"):
+    with pytest.raises(InvalidTypeError, match="fixed first dimension"):
         len(spec[0])
 
 

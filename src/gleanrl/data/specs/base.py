@@ -419,10 +419,10 @@ class Unbindable(Geometry):
         """Return the size of the first dimension.
 
         Raises:
-            InvalidTypeError: if the spec has no dimensions.
+            InvalidTypeError: if the spec has no dimensions, or the first one may have any size.
         """
-        if not self.shape:
-            raise InvalidTypeError(f"len: {self!r} has no dimensions")
+        if not self.shape or self.shape[0] < 0:
+            raise InvalidTypeError(f"len: expected a fixed first dimension, got {self!r}")
         return self.shape[0]
 
 

@@ -417,8 +417,12 @@ class StackedComposite(StackedMembers, SpecMapping):
         return StackedComposite(*(spec.empty() for spec in self.specs), dim=self.stack_dim)
 
     def __len__(self) -> int:
-        """Return the size of the first dimension; `len(spec.keys())` is the number of keys."""
-        return self.shape[0]
+        """Return the size of the first dimension; `len(spec.keys())` is the number of keys.
+
+        Raises:
+            InvalidTypeError: if the first dimension may have any size.
+        """
+        return Unbindable.__len__(self)  # type: ignore[arg-type]
 
     def repr_exclusive_keys(self) -> str:
         """Return text that lists the entries that only some members have."""
