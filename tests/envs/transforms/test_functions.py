@@ -11,7 +11,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 from gleanrl.data import NonTensor
 from gleanrl.envs import check_env_specs
 from gleanrl.envs.transforms import Compose, Hash, TransformedEnv, UnaryTransform
-from gleanrl.errors import UnsupportedError
+from gleanrl.errors import MissingKeyError, UnsupportedError
 from tests.envs.transforms.ways import SCRIPT
 from tests.fakes_base import CountingEnv
 
@@ -79,3 +79,32 @@ def test_hash_with_inverse_keys_restores_the_input():
     hashed = Hash(["text"], ["hash"], ["text"], ["hash"])
     made = hashed(TensorDict(text="some"))["hash"]
     assert hashed.inv(TensorDict(hash=made))["text"] == "some"
+
+
+def test_repertoire_keeps_the_value_although_the_entry_changes_later():
+    hashed = Hash(["x"], ["hash"], ["x"], ["hash"])
+    data = TensorDict(x=torch.arange(3.0))
+    made = hashed(data)["hash"]
+    data["x"].zero_()
+    assert hashed.inv(TensorDict(hash=made))["x"].tolist() == [0.0, 1.0, 2.0]
+
+
+def test_hashes_of_a_batch_are_looked_up_one_by_one():
+    hashed = Hash(["text"], ["hash"], ["text"], ["hash"])
+    made = hashed(TensorDict(text=NonTensorStack("a", "b", "a"), batch_size=[3]))["hash"]
+    assert hashed.inv(TensorDict(hash=made, batch_size=[3]))["text"] == ["a", "b", "a"]
+    rows = Hash(["x"], ["hash"], ["x"], ["hash"])
+    made = torch.stack([rows(TensorDict(x=torch.full((2,), float(i))))["hash"] for i in range(3)])
+    assert rows.inv(TensorDict(hash=made, batch_size=[3]))["x"].tolist() == [
+        [0.0, 0.0],
+        [1.0, 1.0],
+        [2.0, 2.0],
+    ]
+
+
+@pytest.mark.parametrize("shape", [(32,), (3, 32)])
+def test_unknown_hash_is_refused_instead_of_becoming_none(shape):
+    hashed = Hash(["text"], ["hash"], ["text"], ["hash"])
+    hashed(TensorDict(text="some"))
+    with pytest.raises(MissingKeyError, match="repertoire"):
+        hashed.inv(TensorDict(hash=torch.zeros(shape, dtype=torch.uint8), batch_size=shape[:-1]))

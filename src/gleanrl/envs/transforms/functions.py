@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tensordict import is_non_tensor
+from tensordict import NonTensorStack, is_non_tensor
 from torch import Tensor
 
 from gleanrl.data.specs import NonTensor, TensorSpec, Unbounded
 from gleanrl.envs.transforms.base import Keys
 from gleanrl.envs.transforms.entrywise import EntryTransform
-from gleanrl.errors import UnsupportedError
+from gleanrl.errors import MissingKeyError, UnsupportedError
 
 
 class UnaryTransform(EntryTransform):
@@ -73,7 +73,7 @@ class Hash(UnaryTransform):
     Args:
         in_keys: entries to hash.
         out_keys: keys of the hashes.
-        in_keys_inv: keys of the original values, which are looked up in `repertoire`.
+        in_keys_inv: keys of the original values, which are looked up in `repertoire`. A batch of hashes gives a stack.
         out_keys_inv: keys of the hashes that the user writes.
         hash_fn: called as ``hash_fn(value)``, or ``hash_fn(value, seed)`` with a `seed`; returns a tensor. None for
             `reproducible_hash`.
@@ -82,6 +82,9 @@ class Hash(UnaryTransform):
         repertoire: a dictionary that maps each hash, as a tuple, to the original value; filled in place, not copied.
             It also gets the zeros from which specs are derived. None keeps no values; with `in_keys_inv` it makes a new
             dictionary.
+
+    Raises:
+        MissingKeyError: at use, if the repertoire lacks the value of a hash that the user writes.
     """
 
     def __init__(
@@ -117,8 +120,23 @@ class Hash(UnaryTransform):
     def _hashed(self, value: Any) -> Tensor:
         made = self.hash_fn(value) if self.seed is None else self.hash_fn(value, self.seed)
         if self.repertoire is not None:
-            self.repertoire[tuple(made.flatten().tolist())] = value
+            # A copy, because the caller may reuse the memory of its entry
+            original = value.clone() if isinstance(value, Tensor) else value
+            self.repertoire[tuple(made.flatten().tolist())] = original
         return made
+
+    def _inv_apply_transform(self, value: Any) -> Any:
+        known = super()._inv_apply_transform(value)
+        if known is not None:
+            return known
+        if value.ndim < 2:
+            raise MissingKeyError(
+                f"Hash: no value in the repertoire has the hash {value.tolist()}; hash the value first, or pass the "
+                "repertoire that has it"
+            )
+        each = [self._inv_apply_transform(one) for one in value.unbind(0)]
+        tensors = all(isinstance(one, Tensor) for one in each)
+        return torch.stack(each) if tensors else NonTensorStack(*each)
 
     def get_input_from_hash(self, hash_tensor: Tensor) -> Any:
         """Return the original value of a hash; None if the repertoire doesn't have it.
