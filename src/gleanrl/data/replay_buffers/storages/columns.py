@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from tensordict import TensorDictBase
 
 from gleanrl._arrays.allocate import BufferPool
 from gleanrl._arrays.devices import StreamOrder
@@ -579,3 +580,14 @@ def column_store(
     if not columns[0].is_cpu:
         return DeviceColumns(fields, columns)
     return OwnColumns(fields, columns) if exclusive else UserColumns(fields, columns)
+
+
+def repeated(data: Any, shape: torch.Size, item_shape: torch.Size) -> Any:
+    """Return a TensorDict ``[*shape[n:], *item_shape]`` as ``[*shape, *item_shape]``, and any other value unchanged."""
+    if not isinstance(data, TensorDictBase):
+        return data
+    missing = len(shape) + len(item_shape) - data.ndim
+    full_shape = torch.Size((*shape, *item_shape))
+    if not 0 < missing < len(shape) or data.batch_size != full_shape[missing:]:
+        return data
+    return data.expand(full_shape)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase, is_tensor_collection
+from tensordict import TensorDict, is_tensor_collection
 from torch.utils import _pytree
 
 from gleanrl._arrays.devices import device_of, usable_device
@@ -35,7 +35,7 @@ from gleanrl.data.replay_buffers.storages.allocators import (
     file_of,
 )
 from gleanrl.data.replay_buffers.storages.base import Prepared, Storage, count_all_as_written
-from gleanrl.data.replay_buffers.storages.columns import apart, plain
+from gleanrl.data.replay_buffers.storages.columns import apart, plain, repeated
 from gleanrl.data.replay_buffers.storages.copy_on_write import CowSnapshot, Mark
 from gleanrl.data.replay_buffers.storages.indexing import basic_index, column_of, is_key, slots_at
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat, in_memory
@@ -585,7 +585,7 @@ class TensorStorage(TabledStorage):
         """
         try:
             table = table_of(self)
-            data = _repeated(data, shape, table.form.item_shape)
+            data = repeated(data, shape, table.form.item_shape)
             try:
                 lead, leaves = table.form.read(data, len(shape), where)
             except SchemaError:
@@ -693,17 +693,6 @@ class TensorStorage(TabledStorage):
         """Return a text with class, size and schema."""
         schema = "no schema yet" if self._table is None else repr(self._table.form.schema)
         return f"{type(self).__name__}({len(self)} of {self.max_size} rows, {schema})"
-
-
-def _repeated(data: Any, shape: torch.Size, item_shape: torch.Size) -> Any:
-    """Return a TensorDict ``[*shape[n:], *item_shape]`` as ``[*shape, *item_shape]``, and any other value unchanged."""
-    if not isinstance(data, TensorDictBase):
-        return data
-    missing = len(shape) + len(item_shape) - data.ndim
-    full_shape = torch.Size((*shape, *item_shape))
-    if not 0 < missing < len(shape) or data.batch_size != full_shape[missing:]:
-        return data
-    return data.expand(full_shape)
 
 
 class LazyTensorStorage(TensorStorage):
