@@ -354,18 +354,21 @@ class TensorDictBuilder:
         found = flatten(batch)
         if found.keys() != set(self.paths):
             self._raise_difference(set(found), where)
-        # The leaves are complete: `match` also refuses empty groups and lists.
+        # The leaves are complete: `match` also refuses empty groups, lists and tensorclasses.
         return [found[path] for path in self.paths]
 
     def match(self, batch: Any) -> list[Any] | None:
-        """Return the leaves of `batch` in the order of `paths`; None if its keys differ or a leaf isn't a tensor."""
+        """Return the leaves of `batch` in the order of `paths`.
+
+        Returns None if its keys differ, a leaf isn't a tensor, or a nested entry is a tensorclass.
+        """
         leaves: list[Any] = [None] * len(self.paths)
         return leaves if _read(self._root, batch, leaves, exact=True) else None
 
     def find(self, batch: Any) -> list[Any] | None:
         """Return the leaves of `batch` in the order of `paths`, and ignore its other keys.
 
-        Returns None if a leaf is missing or isn't a tensor.
+        Returns None if a leaf is missing or isn't a tensor, or a nested entry is a tensorclass.
         """
         leaves: list[Any] = [None] * len(self.paths)
         return leaves if _read(self._root, batch, leaves, exact=False) else None
@@ -494,12 +497,15 @@ def _read(node: _Node, batch: Any, leaves: list[Any], exact: bool) -> bool:
         for key, child in node.children:
             below = entries[key]
             if type(below) is not TensorDict:
-                if not is_tensor_collection(below):
+                # A tensorclass is refused, because its class is no entry: the caller looks for it.
+                if is_tensorclass(below) or not is_tensor_collection(below):
                     return False
                 # A lazy stack shows only the keys that all parts share. The caller reports a difference. It has
                 # checked the groups of a batch that is a lazy stack itself.
                 if isinstance(below, LazyStackedTensorDict) and type(batch) is TensorDict:
                     first, *others = map(level_of, below.tensordicts)
+                    if any(map(is_tensorclass, below.tensordicts)):
+                        return False
                     if any(other.keys() != first.keys() for other in others):
                         return False
             if not _read(child, below, leaves, exact):

@@ -162,6 +162,21 @@ def test_lists_keep_fields_of_any_kind():
             TensorDict({"p": TensorDict({"x": torch.arange(3)}, [3])}, [3]),
             "as a tensorclass Point at 'p', got a TensorDict",
         ),
+        (
+            TensorDict({"p": TensorDict({"x": torch.arange(3)}, [3])}, [3]),
+            TensorDict({"p": points(3)}, [3]),
+            "as a TensorDict at 'p', got a Point",
+        ),
+        (
+            TensorDict({"p": TensorDict({"x": torch.arange(3)}, [3])}, [3]),
+            TensorDict({"p": LazyStackedTensorDict(*points(3).unbind(0))}, [3]),
+            "as a TensorDict at 'p', got a Point",
+        ),
+        (
+            TensorDict({"p": TensorDict({"x": torch.arange(3)}, [3])}, [3]),
+            LazyStackedTensorDict(*TensorDict({"p": points(3)}, [3]).unbind(0)),
+            "as a TensorDict at 'p', got a Point",
+        ),
     ],
 )
 def test_another_class_is_another_kind_of_record(first, second, message):
@@ -173,6 +188,20 @@ def test_another_class_is_another_kind_of_record(first, second, message):
     with pytest.raises(InvalidTypeError, match=message):
         rb[:] = second
     assert fingerprint(rb.state_dict()) == before
+
+
+def test_new_columns_keep_their_class():
+    rb = ReplayBuffer(storage=LazyTensorStorage(10))
+    rb.extend(TensorDict({"x": torch.arange(3), "p": TensorDict({"x": torch.arange(3)}, [3])}, [3]))
+    with pytest.raises(InvalidTypeError, match="as a TensorDict at 'p', got a Point"):
+        rb["p"] = points(3)
+    with pytest.raises(SchemaError):  # a field that the stored group lacks
+        rb["p"] = Point(x=torch.arange(3), extra=torch.arange(3), batch_size=[3])
+    rb["new"] = points(3)
+    assert type(rb[:]["new"]) is type(rb[0]["new"]) is Point and type(rb[:]["p"]) is TensorDict
+    first = ReplayBuffer(storage=TensorStorage(TensorDict({}, [3])))
+    first.extend(TensorDict({"p": points(3)}, [3]))
+    assert type(first[:]["p"]) is Point
 
 
 def test_a_state_of_another_class_is_refused():

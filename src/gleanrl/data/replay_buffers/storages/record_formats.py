@@ -72,21 +72,27 @@ class TensorDictFormat(RecordFormat):
             if is_plain:  # `match` refuses groups whose parts differ in keys, `read` doesn't
                 check_uniform(data, where)
             leaves = self.schema.layout.read(without_added_keys(data), where)
+            is_plain = False
+        if not (
+            is_plain or self.classes
+        ):  # `match` refuses tensorclasses inside a plain TensorDict, `read` doesn't
+            self._check_classes(data, where)
         return lead, self.schema.as_lists(leaves, lead, where) if self.schema.lists else leaves
 
     def wider(self, data: Any, dims: int, where: str) -> TensorDictFormat | None:
         """Return the format with the new keys of `data`.
 
-        None if it has no new keys, lacks a stored key, or either consists of tensorclasses.
+        None if it has no new keys, lacks a stored key, or a stored record or a stored group would be a tensorclass.
         """
         if self.classes or not isinstance(data, TensorDictBase):
             return None
-        own, new = self.schema, find_tensordict_format(data, dims, where).schema
-        if not set(own.paths) < set(new.paths):
+        found = find_tensordict_format(data, dims, where)
+        own, new = self.schema, found.schema
+        if not set(own.paths) < set(new.paths) or classes_below(own.paths, found.classes):
             return None
         fields = {**own.items(), **{p: new[p] for p in new.paths if p not in own}}
         merged = Schema(fields, {**new.groups, **own.groups}, new.layout.empty)
-        return TensorDictFormat(merged, self.item_shape)
+        return TensorDictFormat(merged, self.item_shape, found.classes)
 
     def _check_classes(self, data: Any, where: str) -> None:
         """Raise `InvalidTypeError` unless `data` consists of the same tensorclasses as the records."""
