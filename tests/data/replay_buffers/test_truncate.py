@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from gleanrl.data import (
+    ImmutableDatasetWriter,
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
@@ -17,6 +18,7 @@ from gleanrl.data import (
     SliceSampler,
     TensorDictMaxValueWriter,
     TensorDictReplayBuffer,
+    TensorStorage,
 )
 from gleanrl.data.replay_buffers import truncate
 
@@ -88,6 +90,16 @@ def test_slices_end_at_marked_steps_and_priorities_stay() -> None:
     places = torch.stack([buffer.sample()["n"].view(-1, 2)[:, 0] for _ in range(20)])
     assert 2 not in places and {0, 1, 3} == set(places.flatten().tolist())
     assert (ranked.sample()["n"] == 2).all()
+
+
+def test_records_of_a_data_set_are_unchanged():
+    records = steps([0, 0, 1])
+    dataset, growing = (
+        TensorDictReplayBuffer(storage=TensorStorage(records.clone()), writer=writer, batch_size=2)
+        for writer in (ImmutableDatasetWriter(), None)
+    )
+    ReplayBufferEnsemble(dataset, growing, batch_size=4).end_trajectories([0, 1])
+    assert (dataset[:] == records).all() and cut(growing) == [1, 2]
 
 
 @pytest.mark.parametrize("records", [1 << 10, 4, 1])

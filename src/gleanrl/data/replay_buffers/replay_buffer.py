@@ -33,7 +33,7 @@ from gleanrl.data.replay_buffers.storages.shared import SharedTensorStorage, is_
 from gleanrl.data.replay_buffers.transform_pipeline import Pipeline
 from gleanrl.data.replay_buffers.truncate import end_trajectories
 from gleanrl.data.replay_buffers.verify import AuditReport, audit
-from gleanrl.data.replay_buffers.writers.base import Writer
+from gleanrl.data.replay_buffers.writers.base import ImmutableDatasetWriter, Writer
 from gleanrl.data.replay_buffers.writing import Inserter
 from gleanrl.errors import InvalidTypeError, UnsupportedError
 
@@ -293,8 +293,8 @@ class Composed(Checkpointed):
     def end_trajectories(self, ids: Collection[int]) -> None:
         """Mark the last step of abandoned trajectories as truncated and done, unless it is an end already.
 
-        That step is stored, or held back by a transform (`MultiStepTransform`). Unknown ids are ignored. The writer
-        isn't asked, so records of an `ImmutableDatasetWriter` change too.
+        That step is stored, or held back by a transform (`MultiStepTransform`). Unknown ids are ignored. Stored records
+        of a buffer with an `ImmutableDatasetWriter` don't change.
 
         Args:
             ids: the ids at ``("collector", "traj_ids")``.
@@ -302,8 +302,10 @@ class Composed(Checkpointed):
         if self.initialized:
             with self._gate.lock:
                 retained = self._parts.transforms.end_retained(ids)
-                end_trajectories(self._parts.storage, set(ids) - retained)
-                self._parts.sampler.follow(self._parts.storage)
+                # A data set may have the same ids, but other trajectories.
+                if not isinstance(self._parts.writer, ImmutableDatasetWriter):
+                    end_trajectories(self._parts.storage, set(ids) - retained)
+                    self._parts.sampler.follow(self._parts.storage)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for pickling. The copy has its own lock and continues with the same sequence of samples.

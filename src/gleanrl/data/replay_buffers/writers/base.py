@@ -249,7 +249,8 @@ class ImmutableDatasetWriter(Writer):
     """Refuses the buffer's `add`, `extend`, ``buffer[index] = ...`` and `empty` with `UnsupportedError`.
 
     Loading a saved state is not a write. `load_state_dict` of the buffer works, even with the state of a buffer that
-    had another writer. Priorities can be set. Direct writes to the storage and `end_trajectories` aren't refused.
+    had another writer. Priorities can be set. `end_trajectories` changes no stored record. Direct writes to the
+    storage aren't refused.
 
     Examples:
         >>> import torch
