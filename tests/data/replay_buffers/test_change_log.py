@@ -109,6 +109,24 @@ def test_log_separates_single_writes_up_to_a_number():
     assert log.since(Version(first.content, 1)) == [Change(3, 4, False)]
 
 
+def test_dropped_amendments_are_never_reported_as_new_records():
+    log = ChangeLog()
+    log.note(0, 100, 100)
+    before = log.version
+    for _ in range(1025):
+        log.note_ranges([(3, 1)], 100, amended=True)
+    assert log.since(before) == [Change(0, 100, True)]
+    log.note(7, 2, 100)
+    assert log.since(before) == [Change(0, 7, True), Change(7, 9, False), Change(9, 100, True)]
+    between = log.version
+    log.note_ranges([(2 * k, 1) for k in range(1025)], 5000)
+    log.note_ranges([(2 * k, 1) for k in range(1025)], 5000, amended=True)
+    log.note_ranges([(3, 1)], 5000, amended=True)
+    assert log.since(before) == log.since(between) == [Change(0, 5000, False)], (
+        "new records were dropped, too"
+    )
+
+
 def test_log_separates_any_number_of_ranges_of_one_write():
     log = ChangeLog()
     before = log.version

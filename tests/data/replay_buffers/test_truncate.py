@@ -92,6 +92,16 @@ def test_slices_end_at_marked_steps_and_priorities_stay() -> None:
     assert (ranked.sample()["n"] == 2).all()
 
 
+def test_priorities_stay_if_many_trajectories_end():
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(1100), sampler=PrioritizedSampler(1100, 1.0, 1.0), batch_size=4
+    )
+    buffer.extend(steps([*range(1100)]))
+    buffer.update_priority(torch.arange(1100), (torch.arange(1100) == 2).float())
+    buffer.end_trajectories(range(1100))
+    assert (buffer.sample()["n"] == 2).all()
+
+
 def test_records_of_a_data_set_are_unchanged():
     records = steps([0, 0, 1])
     dataset, growing = (

@@ -81,6 +81,7 @@ class ChangeLog:
 
     Consecutive ring writes merge into one range. The log of a storage that only a ring writer writes is therefore exact
     for any past version. Of other writes the log keeps the last 1024 ranges, and always all ranges of the last write.
+    If it drops only amendments, it still tells new records from amended ones.
 
     Args:
         origin: the version of the content that the first content is a copy of; None for no copy.
@@ -95,6 +96,7 @@ class ChangeLog:
         """Begin a new content, a copy of `origin` if given. Followers of the old content then read everything."""
         self._runs.clear()
         self._ranges = 0
+        self._rewritten = 0  # `Version.changes` after the last run with new records that is no longer kept
         self.origin = origin
         self.version = Version(secrets.randbits(62), 0)
 
@@ -123,14 +125,17 @@ class ChangeLog:
         self._size = size
         self._ranges += len(spans)
         while self._ranges > _REMEMBERED and len(runs) > 1:
+            if not runs[0].amended:
+                self._rewritten = runs[0].begin + runs[0].count
             self._ranges -= len(runs.popleft().spans or (0,))
         self.version = Version(version.content, version.changes + run.count)
 
     def since(self, version: Version) -> list[Change] | None:
         """Return the changes after `version`, as ranges that don't overlap, sorted by slot.
 
-        A slot that was both overwritten and amended is reported as overwritten. If the log no longer reaches back to
-        `version`, or `version` has more changes than the log, one range covers every slot.
+        A slot that was both overwritten and amended is reported as overwritten. If the log no longer has all writes
+        after `version`, or `version` has more changes than the log, one range covers every slot. If it lacks only
+        amendments, every slot that wasn't overwritten is reported as amended.
 
         Returns:
             The changes, or None if `version` is of another content.
@@ -140,8 +145,10 @@ class ChangeLog:
             return None
         if version.changes == changes:
             return []
-        if version.changes > changes or self._runs[0].begin > version.changes:
+        if not self._rewritten <= version.changes <= changes:
             return [Change(0, size, False)]
+        if self._runs[0].begin > version.changes:
+            return changes_in([*reversed(self._runs), amendment_of_all(version, size)], version, size)
         last = self._runs[-1]
         seen = version.changes - last.begin
         if seen >= 0 and last.spans is None:  # fast path for a follower that syncs after every write
@@ -149,6 +156,11 @@ class ChangeLog:
             if (stop := start + last.count - seen) <= size:
                 return [new_tuple(Change, (start, stop, last.amended))]
         return changes_in(reversed(self._runs), version, size)
+
+
+def amendment_of_all(version: Version, size: int) -> Run:
+    """Return a run in place of amendments after `version` that a log no longer keeps: all slots may be amended."""
+    return Run(version.changes, [(0, size)], True)
 
 
 def ring_spans(start: int, count: int, size: int) -> list[tuple[int, int]]:

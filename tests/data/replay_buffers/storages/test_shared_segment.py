@@ -122,3 +122,20 @@ def test_log_beyond_its_length_reports_all_slots():
     version = log.version
     log.forget()
     assert log.since(version) == [(0, 8, False)] and log.since(log.version) == []
+
+
+def test_dropped_amendments_are_never_reported_as_new_records():
+    log = StorageSegment().log
+    log.note(0, 8, 8)
+    version = log.version
+    for _ in range(1100):
+        log.note_ranges([(3, 1)], 8, amended=True)
+    log.note(5, 1, 8)
+    assert log.since(version) == [(0, 5, True), (5, 6, False), (6, 8, True)]
+    for _ in range(1100):
+        log.note_ranges([(3, 1)], 8, amended=True)
+    assert log.since(version) == [(0, 8, False)], "a new record was dropped, too"
+    log.renew()
+    version = log.version
+    log.note_ranges([(3, 1)], 8, amended=True)
+    assert log.since(version) == [(3, 4, True)]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import pickle
 import secrets
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,14 @@ from gleanrl._arrays.tensordicts import Path as KeyPath
 from gleanrl._os import fault_points
 from gleanrl._os.hugepages import ALIGNMENT
 from gleanrl._os.shared_memory import SharedMemory, fence
-from gleanrl.data.replay_buffers.change_log import Change, ChangeLog, Run, Version, changes_in
+from gleanrl.data.replay_buffers.change_log import (
+    Change,
+    ChangeLog,
+    Run,
+    Version,
+    amendment_of_all,
+    changes_in,
+)
 from gleanrl.data.replay_buffers.storages.allocators import as_column, check_room
 from gleanrl.errors import CapacityError, SchemaError
 
@@ -36,6 +43,7 @@ _STATE, _READY, _SCHEMA_SIZE, _ROWS, _COPIES, _JOURNALED, _PIECES = range(7)
 _METADATA_STARTS = (8, 16)
 _CONTENT, _CHANGES, _NUM_RUNS, _SLOTS = 32, 33, 34, 35
 _HAS_ORIGIN, _ORIGIN = 36, 37  # at _ORIGIN: the origin's content and changes
+_REWRITTEN = 39  # the count of changes after the last dropped run with new records
 _CHANGING = 2  # a bit of the state word; bit 0 selects the valid copy of the metadata
 
 
@@ -273,13 +281,17 @@ class SharedLog(ChangeLog):
         """Begin another content."""
         self._head[_HAS_ORIGIN] = origin is not None
         self._head[_ORIGIN : _ORIGIN + 2] = origin or 0
+        self._head[_REWRITTEN] = self._head[
+            _CHANGES
+        ]  # before the runs go: this process may be killed in between
         self._head[_NUM_RUNS] = 0
         self._head[_CONTENT] = secrets.randbits(62)
-        self._head[_CHANGES] = 0
+        self._head[_CHANGES] = self._head[_REWRITTEN] = 0
         fence()
 
     def forget(self) -> None:
         """Mark every slot as changed."""
+        self._head[_REWRITTEN] = self._head[_CHANGES] + 1  # first, as in `renew`
         self._head[_NUM_RUNS] = 0
         self._head[_CHANGES] += 1
 
@@ -304,7 +316,10 @@ class SharedLog(ChangeLog):
 
     def _append(self, start: int, count: int, amended: bool) -> None:
         number = int(self._head[_NUM_RUNS])
-        self._table[number % _RUNS] = (self._head[_CHANGES], start, count, amended)
+        run = self._table[number % _RUNS]
+        if number >= _RUNS and not run[3]:
+            self._head[_REWRITTEN] = run[0] + run[2]
+        run[:] = (self._head[_CHANGES], start, count, amended)
         self._head[_NUM_RUNS] = number + 1
         self._head[_CHANGES] += count
 
@@ -317,11 +332,12 @@ class SharedLog(ChangeLog):
             return []
         num_logged = min(number, _RUNS)
         oldest = int(self._table[(number - num_logged) % _RUNS][0]) if num_logged else now.changes
-        if not oldest <= version.changes < now.changes:
+        if not self._head[_REWRITTEN] <= version.changes < now.changes:
             return [Change(0, size, False)]
         rows = (self._table[(number - 1 - back) % _RUNS].tolist() for back in range(num_logged))
         runs = (Run(begin, [(start, count)], bool(amended)) for begin, start, count, amended in rows)
-        return changes_in(runs, version, size)
+        dropped = [amendment_of_all(version, size)] if version.changes < oldest else []
+        return changes_in(chain(runs, dropped), version, size)
 
 
 def _length_of(fields: Sequence[Field], num_rows: int) -> list[int]:
