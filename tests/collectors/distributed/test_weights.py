@@ -81,8 +81,10 @@ def test_policy_factories_run_on_the_nodes(ray_session):
     assert made_there.puts == 1
     none = BroadcastWeights(ray_session, None, None, FollowedWeights.UNTIL_REPLACED)
     none.push(None, None, 0)
+    assert none.version == none.oldest_version(2) == 1
     with pytest.raises(PolicyError, match="isn't a module"):
         none.push(Says(), None, 0)
+    assert none.version == 1
 
 
 def test_the_oldest_version_is_the_lowest_of_all_nodes(ray_session):

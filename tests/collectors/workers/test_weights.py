@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+from tensordict import TensorDictBase
 
 from gleanrl.collectors.workers import weights as weights_module
 from gleanrl.collectors.workers.shared_counters import PUBLISHED, WRITING
@@ -14,6 +15,10 @@ from gleanrl.errors import IndexRangeError, InvalidTypeError, SchemaError
 from tests.collectors.helpers import Net
 from tests.collectors.workers.crews import collecting, values
 from tests.collectors.workers.traced import TracedWords
+
+
+def act(td: TensorDictBase) -> TensorDictBase:
+    return td.set("action", torch.zeros(*td.batch_size, 2))
 
 
 def test_the_next_batch_shows_changed_weights() -> None:
@@ -84,6 +89,20 @@ def test_the_version_of_policies_that_workers_make_can_be_counted_up() -> None:
     with collecting("sync", 2, policy_factory=Net, track_policy_version=True) as collector:
         collector.increment_version()
         assert collector.next()["policy_version"].eq(1).all()
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_frames_of_a_plain_function_carry_its_version(kind: str) -> None:
+    with collecting(kind, 2, act, track_policy_version=True) as collector:
+        assert collector.policy_version == 0 and collector.next()["policy_version"].eq(0).all()
+        collector.increment_version()
+        collector.update_policy_weights_()
+        assert collector.policy_version == 2
+        # Shares that were collected ahead carry the earlier version.
+        assert any(collector.next()["policy_version"].eq(2).all() for _ in range(8))
+        with pytest.raises(InvalidTypeError, match="the policy isn't a module"):
+            collector.update_policy_weights_(Net())
+        assert collector.policy_version == 2
 
 
 class Mixed(torch.nn.Module):

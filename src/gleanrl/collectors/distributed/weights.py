@@ -95,8 +95,8 @@ class BroadcastWeights:
     def push(self, weights: Any, nodes: list[int] | None, batches: int) -> None:
         """Publish weights under the next version. Nodes use them from their next batch on.
 
-        The call may end the following of the user's policy; see `FollowedWeights`. Without `weights` it has no effect
-        on a policy without weights.
+        The call may end the following of the user's policy; see `FollowedWeights`. Without `weights` and `nodes`, only
+        the version of a policy without weights is incremented.
 
         Args:
             weights: see `PolicyWeights.push`.
@@ -111,6 +111,8 @@ class BroadcastWeights:
         if self._fields is None:
             if weights is not None:
                 raise PolicyError("update_policy_weights_: the policy isn't a module and has no weights")
+            if nodes is None:
+                self.mark(self.version + 1)
             return
         if weights is None and self._policy is None:
             raise PolicyError(

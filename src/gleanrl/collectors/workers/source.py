@@ -13,6 +13,7 @@ import torch
 from tensordict import TensorDictBase
 
 from gleanrl._os.clock import Deadline
+from gleanrl._os.interrupts import to_the_end
 from gleanrl._process.shared_columns import Region, SharedRows
 from gleanrl._rollout.infer_outputs import is_unmade
 from gleanrl._rollout.plan import plan_rollout
@@ -29,8 +30,8 @@ from gleanrl.collectors.frame_accounting import (
 from gleanrl.collectors.source import Collected, Loading, Source
 from gleanrl.collectors.workers.controller import UNFINISHED, PoolConfig, WorkerController
 from gleanrl.collectors.workers.progress import Consumed
-from gleanrl.collectors.workers.shared_counters import BUSY, EPISODES, IDLE
-from gleanrl.collectors.workers.weights import SharedWeights
+from gleanrl.collectors.workers.shared_counters import BUSY, EPISODES, IDLE, MARKED
+from gleanrl.collectors.workers.weights import SharedWeights, mark_frames
 from gleanrl.collectors.workers.worker import Bound, CollectorMaker
 from gleanrl.envs.vector.factories import Factory
 from gleanrl.errors import ClosedError, IndexRangeError, InvalidTypeError, LengthError
@@ -124,18 +125,25 @@ class WorkerSource(Source):
 
     @property
     def policy_version(self) -> int:
-        """How often the user has updated the policy's weights; always 0 if the policy has none."""
-        return 0 if self._weights is None else self._weights.version
+        """How often the user has updated the policy."""
+        return self._marked if self._weights is None else self._weights.version
 
     @policy_version.setter
     def policy_version(self, version: int) -> None:
-        if self._weights is not None:
+        if self._weights is None:
+            to_the_end(lambda: mark_frames((entry.words for entry in self.controller.counters), version))
+        else:
             self._weights.mark(version)
 
     @property
+    def _marked(self) -> int:
+        """The version of a policy without weights. Frames of all workers carry it from their next share on."""
+        return self.controller.counters[0].words[MARKED]
+
+    @property
     def oldest_version(self) -> int:
-        """The lowest version of the weights that are published for a worker."""
-        return 0 if self._weights is None else self._weights.oldest_version
+        """The lowest version of the policy in any worker."""
+        return self._marked if self._weights is None else self._weights.oldest_version
 
     def push_weights(self, weights: Any = None, worker_ids: Any = None) -> None:
         """Publish weights, which workers copy before their next share.
@@ -147,7 +155,7 @@ class WorkerSource(Source):
 
         Raises:
             InvalidTypeError: if weights by worker come with `worker_ids`, or if weights are passed for a policy without
-                weights. Without `weights`, the call has no effect on such a policy.
+                weights. Without both, only the version of such a policy is incremented.
             IndexRangeError: if there is no such worker or device.
             PolicyError: if no weights are passed, but the policy exists in the workers only.
             SchemaError: if weights don't fit. Nothing was published.
@@ -168,6 +176,8 @@ class WorkerSource(Source):
         if self._weights is None:
             if weights is not None:
                 raise InvalidTypeError("update_policy_weights_: the policy isn't a module and has no weights")
+            if worker_ids is None:
+                self.policy_version += 1
             return
         self._own_weights_for([worker for worker in by_worker if worker is not None])
         self._weights.push(by_worker, self.policy_version + 1)

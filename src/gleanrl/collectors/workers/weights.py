@@ -12,7 +12,7 @@ again.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -186,8 +186,7 @@ class SharedWeights:
 
             def change() -> None:
                 self.version = version
-                for words in self._words:
-                    words[MARKED] = version
+                mark_frames(self._words, version)
 
             to_the_end(change)
 
@@ -309,6 +308,12 @@ class SharedWeights:
             by_worker = {None: loaded.by_worker[0], **by_worker}
         with self._lock:
             self._publish(by_worker, self.version, self._follows and not loaded.own)
+
+
+def mark_frames(words: Iterable[memoryview], version: int) -> None:
+    """Let frames of the workers with these counters carry at least this version, from the next share on."""
+    for counters in words:
+        counters[MARKED] = version
 
 
 class LoadedWeights(NamedTuple):
