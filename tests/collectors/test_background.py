@@ -188,6 +188,30 @@ class TestTurns:
         part.may.release(1)
         assert part.background.stop() and part.taken == 1
 
+    def test_stop_within_a_pause_lasts(self) -> None:
+        part = Turns()
+        part.may.release(1_000)
+        for _ in range(2):
+            part.background.start()
+            with part.background.paused(), part.background.paused():
+                assert part.background.stop() is False
+            assert not part.background.running and part.background._activity.over
+            taken = part.taken
+            with part.background.paused():
+                pass
+            assert not part.background.running and part.taken == taken
+
+    def test_a_pause_after_a_stop_that_timed_out_starts_nothing(self) -> None:
+        part = Turns()
+        part.background.start()
+        part.did.acquire()
+        with pytest.raises(WorkerTimeoutError):
+            part.background.stop(0.0)
+        part.may.release(1_000)
+        with part.background.paused():
+            pass
+        assert not part.background.running and part.taken == 1
+
     def test_turns_end_with_their_owner(self) -> None:
         part = Turns()
         part.background.start()
@@ -292,6 +316,17 @@ class TestCollector:
         collector.start()
         until(lambda: not collector.is_running())
         assert seen == [0, 6, 12] and len(rb) == 18 and not collector.closed
+        collector.shutdown()
+
+    @pytest.mark.parametrize("end", ["stop", "shutdown"])
+    def test_a_collector_that_is_stopped_within_a_pause_stays_stopped(self, end: str) -> None:
+        rb = buffer()
+        collector = make(CountingEnv(SHORT), Net(), replay_buffer=rb)
+        collector.start()
+        with collector.pause():
+            getattr(collector, end)()
+            count = len(rb)
+        assert not collector.is_running() and len(rb) == count and collector.closed == (end == "shutdown")
         collector.shutdown()
 
     def test_deleting_the_collector_ends_its_thread(self) -> None:

@@ -124,8 +124,8 @@ class Background:
         """Suspend the thread within a ``with`` block.
 
         The thread makes at least one batch between two such blocks, so that frequent pauses can't starve it. It runs
-        again after the block, even if the block raises. A thread that had already ended is not started. Within the
-        background thread itself the block has no effect.
+        again after the block, even if the block raises. A thread that had already ended, or that the block stops, is
+        not started. Within the background thread itself the block has no effect.
 
         Raises:
             Exception: the exception that ended the run, before the block.
@@ -141,7 +141,10 @@ class Background:
         try:
             yield
         finally:
-            self.start()
+            if self._signal.stop:  # by a call of `stop` within the block, or by one before it that timed out
+                self._activity.end()
+            else:
+                self.start()
 
     @contextmanager
     def making(self) -> Iterator[None]:

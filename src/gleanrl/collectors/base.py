@@ -501,8 +501,8 @@ class SourceCollector(ConfiguredCollector):
     def pause(self) -> Iterator[None]:
         """Suspend background collection within a ``with`` block. No effect without background collection.
 
-        Collection resumes after the block, even if the block raises. An exception that has ended background collection
-        is raised before the block.
+        Collection resumes after the block, even if the block raises, unless the block calls `stop` or `shutdown`. An
+        exception that has ended background collection is raised before the block.
         """
         background = self._delivery.background
         with nullcontext() if background is None else background.paused():
