@@ -302,6 +302,28 @@ def test_parts_stay_and_are_reached(remote):
         ReplayBufferEnsemble(remote, remote)
 
 
+class Narrow(ReplayBuffer):
+    """Takes no keyword in `extend`, and has a callable attribute."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.score = abs
+        self.sampler.score = abs
+
+    def extend(self, data: Any) -> Any:
+        return super().extend(data)
+
+
+def test_methods_and_attributes_of_a_users_class_are_reached(ray_session):
+    remote = RayReplayBuffer(replay_buffer_cls=Narrow, storage=LazyTensorStorage(8))
+    assert remote.extend(rows(0, 4)).tolist() == [0, 1, 2, 3]
+    with pytest.raises(TypeError, match="update_priority"):
+        remote.extend(rows(0, 4), update_priority=True)
+    assert remote.score(-3) == remote.sampler.score(-3) == 3
+    assert type(remote.writer.storage) is RemotePart and len(remote.writer.storage) == 4
+    remote.shutdown()
+
+
 def test_both_names_of_transforms_reach_the_actors(ray_session):
     remote = RayReplayBuffer(
         storage=LazyTensorStorage(8), transform=RewardScaling(0.0, 2.0, in_keys=["x"]), batch_size=2

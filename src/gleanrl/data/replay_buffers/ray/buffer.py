@@ -71,7 +71,7 @@ class RayReplayBuffer:
         MissingLibraryError: Ray isn't installed.
         InvalidTypeError: `replay_buffer_cls` isn't a class of local buffers.
         InvalidArgumentError: an option of `remote_config` that buffers can't have.
-        UnsupportedError: `pin_memory`, or a `ReplayBuffer` with a rate limiter.
+        UnsupportedError: `pin_memory`, or a buffer with a rate limiter, also as a member of an ensemble.
 
     Errors of the buffer's constructor are raised here, too.
 
@@ -162,7 +162,9 @@ class RayReplayBuffer:
         Returns:
             The index of each record.
         """
-        index: torch.Tensor = self._client.call(("extend",), data, update_priority=update_priority)
+        # Not passed on if it is None, since a user's class or an ensemble may not have it.
+        options = {} if update_priority is None else {"update_priority": update_priority}
+        index: torch.Tensor = self._client.call(("extend",), data, **options)
         return index
 
     def dumps(self, path: os.PathLike[str] | str, keep: int = 1, wait: bool = True) -> RemoteDump | None:
@@ -228,7 +230,7 @@ class RayReplayBuffer:
             return RemotePart(self._client, (name,))
         if callable(getattr(self._kind, name, None)):
             return partial(self._called, name)
-        return self._client.get((name,))
+        return _attribute(self._client, (name,), partial(self._called, name))
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute of the buffer in the actor; a private one is set on this object only."""
@@ -295,15 +297,21 @@ class RemotePart:
         object.__setattr__(self, "_path", path)
 
     def __getattr__(self, name: str) -> Any:
-        """Return a copy of an attribute's value, or a method to call; private names raise `AttributeError`."""
+        """Return an attribute of the part: a method that calls the actor, a `RemotePart`, or a copied value.
+
+        Private names raise `AttributeError`.
+        """
         if name.startswith("_"):
             raise AttributeError(name)
-        value = self._client.get((*self._path, name))
-        return partial(self._client.call, (*self._path, name)) if value is Token.METHOD else value
+        return _attribute(self._client, (*self._path, name), partial(self._called, name))
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute of the part in the actor."""
         self._client.set((*self._path, name), value)
+
+    def _called(self, name: str, *args: Any, **options: Any) -> Any:
+        value = self._client.call((*self._path, name), *args, **options)
+        return None if isinstance(value, Token) else value
 
     def __len__(self) -> int:
         """Return the part's length."""
@@ -320,6 +328,14 @@ class RemotePart:
     def __repr__(self) -> str:
         """Show the part."""
         return f"RemotePart({self._client.call((*self._path, '__repr__'))})"
+
+
+def _attribute(client: Client, path: tuple[str, ...], call: Callable[..., Any]) -> Any:
+    """Return an attribute in the actor: a `RemotePart` for a part, `call` for a method, or a copied value."""
+    value = client.get(path)
+    if value is Token.METHOD:
+        return call
+    return RemotePart(client, path) if isinstance(value, Token) else value
 
 
 class RemoteDump:
