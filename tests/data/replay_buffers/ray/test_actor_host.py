@@ -113,6 +113,9 @@ def test_open_returns_depth_and_batch_size():
     assert ensemble.open(sent((ReplayBufferEnsemble, members, {"batch_size": 6})), 0) == Opened(0, 6)
     with pytest.raises(UnsupportedError, match="rate_limiter"):
         opened(storage=LazyTensorStorage(9), rate_limiter=SamplesPerInsert(1.0))
+    members[1] = ReplayBuffer(storage=LazyTensorStorage(9), rate_limiter=SamplesPerInsert(1.0))
+    with pytest.raises(UnsupportedError, match="rate_limiter"):
+        BufferHost().open(sent((ReplayBufferEnsemble, members, {})), 0)
 
 
 def test_batches_equal_a_local_buffers_and_undelivered_ones_come_again():

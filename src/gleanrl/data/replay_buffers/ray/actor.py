@@ -265,18 +265,20 @@ class BufferHost:
         it. A `ReplayBuffer` that prefetches gets a `Shipping` in place of its prefetcher.
 
         Raises:
-            UnsupportedError: a `ReplayBuffer` has a rate limiter. A waiting call would block the actor.
+            UnsupportedError: the buffer, or a member of an ensemble, has a rate limiter. A waiting call would block the
+                actor.
         """
         torch.manual_seed(seed)
         kind, args, options = making.open()
         self._buffer: ReplayBuffer | ReplayBufferEnsemble = kind(*args, **options)
         buffer = self._buffer
+        counters = (buffer.stats(),) if isinstance(buffer, ReplayBuffer) else buffer.stats()
+        if any(each.rate_limiter is not None for each in counters):
+            raise UnsupportedError(
+                "rate_limiter: a waiting call would block the actor, so no other call could end the wait; pace the "
+                "collectors by len() and write_count, or keep the buffer in this process"
+            )
         if isinstance(buffer, ReplayBuffer):
-            if buffer.stats().rate_limiter is not None:
-                raise UnsupportedError(
-                    "rate_limiter: a waiting call would block the actor, so no other call could end the wait; pace the "
-                    "collectors by len() and write_count, or keep the buffer in this process"
-                )
             draws = buffer.server.draws
             if draws.prefetcher is not None:
                 self._depth = draws.prefetcher.depth
