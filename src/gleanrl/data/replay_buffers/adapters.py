@@ -46,7 +46,7 @@ class Adapter(Part, Stateful[Any]):
     part: Any
     """The user's part."""
     own: frozenset[str]
-    """Names of the protocol's methods that the user's class defines. For a part of another library, all names."""
+    """Names of the protocol's methods that the user's class defines. For a part of another library, all that it has."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Skip `__init_subclass__` of the base classes, which is for user-defined classes."""
@@ -138,7 +138,7 @@ def view_of(part: Any, kind: Any, way: Any, methods: Mapping[str, str | None], n
     """
     if isinstance(part, (Adapter, type)):
         return part
-    own = frozenset(methods)
+    own = frozenset(name for name in methods if hasattr(part, name))
     if isinstance(part, kind):
         house = next(base for base in type(part).__mro__ if is_ours(base))
         if house is type(part):

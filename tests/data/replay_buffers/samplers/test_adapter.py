@@ -82,6 +82,21 @@ def test_foreign_sampler_receives_no_amended_records():
     assert sampler.told == [("mark", [4]), ("add", 4), ("mark", [0]), ("add", 0)]
 
 
+def test_a_sampler_of_another_library_may_lack_priorities():
+    class Foreign:
+        sample, add, extend, _empty = Told.sample, Told.add, Told.extend, Told._empty
+        state_dict, load_state_dict = Told.state_dict, Told.load_state_dict
+        __init__, ran_out = Told.__init__, False
+
+    sampler = Foreign()
+    buffer = made(sampler)
+    buffer.extend(torch.arange(4))
+    assert len(buffer.sample()) == 4 and sampler.told == [("extend", [0, 1, 2, 3])]
+    buffer.mark_update(0)
+    with pytest.warns(UserWarning, match="priorities"):
+        buffer.update_priority(0, 1.0)
+
+
 def test_overridden_mark_update_keeps_the_priorities_of_amended_records():
     class Marked(PrioritizedSampler):
         def mark_update(self, index, *, storage=None):

@@ -110,6 +110,25 @@ def test_a_writer_of_a_buffer_called_by_itself():
     assert set(buffer.sample().tolist()) == {5, 6}
 
 
+def test_a_writer_of_another_library_may_lack_empty():
+    class Foreign:
+        add, extend, state_dict, load_state_dict = (
+            Ring.add,
+            Ring.extend,
+            Ring.state_dict,
+            Ring.load_state_dict,
+        )
+        _cursor = 0
+
+        def register_storage(self, storage):
+            self._storage = storage
+
+    buffer = ReplayBuffer(storage=LazyTensorStorage(4), writer=Foreign())
+    buffer.extend(torch.arange(3))
+    buffer.empty()
+    assert len(buffer) == buffer.write_count == 0
+
+
 def test_a_method_that_is_missing():
     class Many(Writer):
         def extend(self, data):
