@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 
 from gleanrl.data.replay_buffers import LazyTensorStorage, ListStorage
-from gleanrl.errors import IndexRangeError, SchemaError
+from gleanrl.errors import IndexRangeError, InvalidTypeError, SchemaError
 
 
 def test_set_leaves_no_gap_and_stays_inside():
@@ -85,6 +85,25 @@ def test_set_at_an_int_tells_one_record_from_many(ndim):
     storage.set(1, TensorDict({"x": torch.ones(2, *batch, 2)}, (2, *batch)))
     storage.set(3, TensorDict({"x": torch.full((*batch, 2), 3.0)}, batch))
     assert storage.get(slice(None))["x"].reshape(4, -1)[:, 0].tolist() == [0, 1, 1, 3]
+
+
+@pytest.mark.parametrize("make", [LazyTensorStorage, ListStorage])
+def test_set_accepts_an_int_in_a_tuple(make):
+    storage = make(6)
+    storage.set((0,), torch.tensor(7))
+    storage.set((torch.tensor(1),), torch.tensor(8))
+    assert [int(x) for x in storage.get(slice(None))] == [7, 8]
+    with pytest.raises(IndexRangeError, match="leave no gap"):
+        storage.set((4,), torch.tensor(9))
+
+
+def test_set_at_slices_of_other_values_raises():
+    storage = LazyTensorStorage(6)
+    storage.set(range(3), torch.arange(3))
+    with pytest.raises(IndexRangeError, match="has the step 0"):
+        storage.set(slice(0, 3, 0), torch.arange(3))
+    with pytest.raises(InvalidTypeError, match="integers or None in a slice"):
+        storage.set(slice("a", None), torch.arange(3))
 
 
 def test_set_accepts_coordinates():

@@ -92,6 +92,24 @@ def test_index_outside_in_two_dimensions_raises(index):
         slots_at(index, TWO)
 
 
+@pytest.mark.parametrize(
+    "index",
+    [slice(None, None, -1), (0, slice(None, None, -1)), ([0, 1], slice(2, 0, -1)), (..., ...), (..., 0, ...)],
+    ids=repr,
+)
+def test_negative_steps_and_two_ellipses_in_two_dimensions_raise(index):
+    with pytest.raises(IndexRangeError):
+        slots_at(index, TWO)
+
+
+@pytest.mark.parametrize("shape", [ONE, TWO], ids=repr)
+def test_slices_without_a_step_or_of_other_values_raise(shape):
+    with pytest.raises(IndexRangeError, match="has the step 0"):
+        slots_at(slice(None, None, 0), shape)
+    with pytest.raises(InvalidTypeError, match="integers or None in a slice"):
+        slots_at(slice("a", None), shape)
+
+
 @pytest.mark.parametrize("index", [1.5, torch.tensor([0.5]), None, "x", {0}, [0.5]], ids=repr)
 def test_values_that_are_no_index_raise(index):
     with pytest.raises(InvalidTypeError, match="an index is an int, a slice"):

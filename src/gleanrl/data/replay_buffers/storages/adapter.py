@@ -13,7 +13,7 @@ from gleanrl._arrays.tensordicts import Path, as_key
 from gleanrl._state.state import StateReader
 from gleanrl.data.replay_buffers.adapters import Adapter, view_of
 from gleanrl.data.replay_buffers.storages.base import Prepared, Storage, count_all_as_written
-from gleanrl.data.replay_buffers.storages.indexing import is_position, steps_at
+from gleanrl.data.replay_buffers.storages.indexing import is_position, position, steps_at
 from gleanrl.data.replay_buffers.storages.lists import collate
 from gleanrl.data.replay_buffers.storages.record_formats import swap_batch_dims
 from gleanrl.data.replay_buffers.storages.snapshots import Ahead, ContentCopy, StorageState
@@ -141,7 +141,7 @@ class StorageAdapter(Adapter, Storage):
         if torch.is_tensor(index) and index.ndim == 2:
             index = index[:, 0]
         steps = (
-            torch.tensor([int(index)], device="cpu")
+            torch.tensor([position(index)], device="cpu")
             if is_position(index)
             else steps_at(index, self.capacity_steps)
         )

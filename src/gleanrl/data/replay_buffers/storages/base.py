@@ -30,7 +30,7 @@ from gleanrl.data.replay_buffers.checkpointers.base import (
 )
 from gleanrl.data.replay_buffers.checkpointers.hooks import check_load_hook, save_form
 from gleanrl.data.replay_buffers.storages.copy_on_write import CowSnapshot, preserve
-from gleanrl.data.replay_buffers.storages.indexing import is_position, ranges_of, steps_at
+from gleanrl.data.replay_buffers.storages.indexing import is_position, position, ranges_of, steps_at
 from gleanrl.data.replay_buffers.storages.slots import Slots, announce, living
 from gleanrl.data.replay_buffers.storages.snapshots import Ahead, ContentCopy, Copying, StorageState
 from gleanrl.errors import GleanError, IndexRangeError, InvalidTypeError, SchemaError, UnsupportedError
@@ -128,7 +128,7 @@ class Direct(Slots):
                 slots, shape = self.slots_of(cursor)
                 self.write_slots(self.prepare_selection(data, shape, "set"), slots)
             elif is_position(cursor):
-                self._set_at(int(cursor), data, set_cursor)
+                self._set_at(position(cursor), data, set_cursor)
             else:
                 data = self.join(data, "set") if isinstance(data, list) else data
                 prepared = self.prepare(data, single=False, dim_extend=0, where="set")

@@ -23,11 +23,15 @@ def basic_index(index: Any, shape: torch.Size) -> tuple[Basic, ...] | None:
     Negative ints stay negative. The tuple may have fewer parts than `shape` has dimensions.
 
     Raises:
-        IndexRangeError: an int is outside ``[-size, size)``, or the index has more parts than `shape` has dimensions.
+        IndexRangeError: an int is outside ``[-size, size)``, a slice has the step 0, the index has two ``...``, or more
+            parts than `shape` has dimensions.
+        InvalidTypeError: a slice has other values than integers.
     """
     parts = index if isinstance(index, tuple) else (index,)
     if not all(_is_basic(part) for part in parts):
         return None
+    if parts.count(Ellipsis) > 1:
+        raise IndexRangeError(f"index {index!r} has two '...'; write slice(None) for single dimensions")
     if Ellipsis in parts:
         at = parts.index(Ellipsis)
         parts = (*parts[:at], *[slice(None)] * (len(shape) - len(parts) + 1), *parts[at + 1 :])
@@ -36,7 +40,7 @@ def basic_index(index: Any, shape: torch.Size) -> tuple[Basic, ...] | None:
             f"index {index!r} has {len(parts)} parts; the storage has {len(shape)} batch dimensions"
         )
     return tuple(
-        part if isinstance(part, slice) else _in_range(int(part), size, index)
+        _checked_slice(part, size, index) if isinstance(part, slice) else _in_range(int(part), size, index)
         for part, size in zip(parts, shape, strict=False)
     )
 
@@ -79,7 +83,7 @@ def slots_at(index: Any, shape: torch.Size, time: int = 0) -> tuple[torch.Tensor
         grid = grid.transpose(0, time)
     try:
         picked = grid[basic]
-    except (IndexError, TypeError) as cause:
+    except (IndexError, TypeError, ValueError) as cause:  # ValueError: a slice has a negative step
         raise IndexRangeError(
             f"index {index!r} doesn't fit the {tuple(shape)} records stored: {cause}"
         ) from cause
@@ -129,11 +133,11 @@ def steps_at(cursor: Any, capacity: int) -> torch.Tensor:
     there. Negative steps in the other forms are returned unchanged.
 
     Raises:
-        IndexRangeError: the cursor names no time step.
+        IndexRangeError: the cursor names no time step, or is a slice with the step 0.
         InvalidTypeError: the cursor holds other values than integers.
     """
     if isinstance(cursor, slice):
-        cursor = range(*cursor.indices(capacity))
+        cursor = range(*_checked_slice(cursor, capacity, cursor).indices(capacity))
     if isinstance(cursor, range):
         steps = torch.arange(cursor.start, cursor.stop, cursor.step, device="cpu")
     else:
@@ -199,6 +203,11 @@ def is_position(index: Any) -> bool:
     return _is_number(index[0] if isinstance(index, tuple) and len(index) == 1 else index)
 
 
+def position(index: Any) -> int:
+    """Return the integer of an index for which `is_position` is true."""
+    return int(index[0] if isinstance(index, tuple) else index)
+
+
 def swapped(shape: torch.Size, time: int) -> torch.Size:
     """Return a shape with dimension 0 and the dimension `time` exchanged."""
     if not time:
@@ -256,6 +265,17 @@ def _updatable(slots: torch.Tensor, size: int) -> torch.Tensor:
 
 def _is_basic(part: Any) -> bool:
     return part is Ellipsis or isinstance(part, slice) or _is_number(part)
+
+
+def _checked_slice(part: slice, size: int, index: Any) -> slice:
+    """Return a slice unchanged; raise `IndexRangeError` for the step 0, `InvalidTypeError` unless it has integers."""
+    try:
+        part.indices(size)
+    except ValueError as cause:
+        raise IndexRangeError(f"index {index!r} has the step 0; write a step of 1 or more") from cause
+    except TypeError as cause:
+        raise InvalidTypeError(f"index {index!r}: expected integers or None in a slice") from cause
+    return part
 
 
 def _in_range(position: int, size: int, index: Any) -> int:
