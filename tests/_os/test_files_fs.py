@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gleanrl._os import fault_points, files
+from tests.interrupts import interruptions
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 4096, 3_000_001])
@@ -32,6 +33,14 @@ def test_create_file_never_overwrites(tmp_path):
     with pytest.raises(ValueError, match="num_bytes >= 0, got -1"):
         files.create_file(tmp_path / "other", -1)
     assert not (tmp_path / "other").exists()
+
+
+def test_an_interrupted_create_file_leaves_nothing(tmp_path):
+    path = tmp_path / "column"
+    for _, place in interruptions(
+        lambda: path.unlink(missing_ok=True), lambda _: files.create_file(path, 10)
+    ):
+        assert not path.exists(), place
 
 
 def test_size_beyond_any_disk_raises_and_leaves_nothing(tmp_path):

@@ -136,13 +136,16 @@ def create_file(path: Path, num_bytes: int) -> None:
     if num_bytes < 0:
         raise ValueError(f"create_file: expected num_bytes >= 0, got {num_bytes} for {path}")
     fault_points.point("fs.create")
-    with opened(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as file:
-        try:
-            fault_points.point("fs.allocate")
-            reserve(file, num_bytes)
-        except BaseException:
+    owned = Descriptors()  # closes the file at the end of this call; a line for that could be interrupted
+    try:
+        (made,) = owned.take(file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL))
+        fault_points.point("fs.allocate")
+        reserve(made, num_bytes)
+    except BaseException:
+        if owned._open:  # otherwise this call made no file, and a file at `path` is another's
             os.unlink(path)
-            raise
+            close(owned)
+        raise
 
 
 def nameless_file(folder: Path) -> int:
