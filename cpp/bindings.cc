@@ -104,6 +104,7 @@ NB_MODULE(_core, m) {
   bind_tensors(m);
   bind_tensor_columns(m);
   bind_fresh(m);
+  bind_actor(m);
 
   m.def("first_nonfinite_f32", &find_nonfinite<float>, "address"_a, "n"_a,
         "Position of the first NaN or infinity among n float32 values, or -1.");

@@ -98,6 +98,9 @@ void bind_tensors(nb::module_& m);
 // Columns written from tensors.
 void bind_tensor_columns(nb::module_& m);
 
+// Small policies on rows of columns.
+void bind_actor(nb::module_& m);
+
 // New tensors with uninitialised memory.
 void bind_fresh(nb::module_& m);
 

@@ -12,6 +12,62 @@ from typing import Any
 from numpy import ndarray
 from typing_extensions import Buffer
 
+class ActorProgram:
+    """A policy as a list of operations on rows of float32.
+
+    Args:
+        slots: the number of floats of each value.
+        operations: ``(kind, slot of the result, slots of the operands, integers, numbers)`` each; see cpp/actor.h.
+        outputs: ``(slot, dtype)`` of each output column.
+        num_inputs: the number of input columns.
+        num_weights: the number of arrays of weights.
+    """
+
+    def __init__(
+        self,
+        slots: Sequence[int],
+        operations: Sequence[tuple[int, int, Sequence[int], Sequence[int], Sequence[float]]],
+        outputs: Sequence[tuple[int, int]],
+        num_inputs: int,
+        num_weights: int,
+    ) -> None: ...
+    def pack(self, weights: Sequence[tuple[int, int]]) -> None:
+        """Copy float32 weights, (address, number of floats) each. Later changes of the memory have no effect."""
+
+    def bind(
+        self,
+        inputs: Sequence[tuple[int, int, int]],
+        outputs: Sequence[tuple[int, int, int]],
+        num_parts: int,
+        num_steps: int,
+        key: int,
+        step: int,
+        first: int,
+    ) -> None:
+        """Read and write these columns, (address, bytes to the next environment, bytes to the next step) each.
+
+        Random numbers are a function of `key`, of the step (row 0 is `step`), and of the environment, from `first` on.
+        """
+
+    def act(self, t: int) -> bool:
+        """Compute row t and write its outputs. False, without a write, if torch has to compute the row."""
+
+    @property
+    def next_step(self) -> int:
+        """The step after the last row that was computed."""
+
+def layer_width() -> int:
+    """Return how many floats a layer computes at a time."""
+
+def use_layer_width(n: int) -> bool:
+    """Compute n floats at a time (4, 8 or 16); False if the processor can't."""
+
+def flushes_denormals() -> bool:
+    """Return whether this thread computes with numbers below 2^-126 as zeros, as after `torch.set_flush_denormal`."""
+
+def philox(key: int, a: int, b: int, c: int, d: int) -> tuple[int, int, int, int]:
+    """Return four random 32-bit numbers of a key and a counter."""
+
 _Rows = tuple[int, int, int, Sequence[tuple[int, int, int, int, int]]]
 
 class Columns:

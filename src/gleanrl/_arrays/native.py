@@ -1,6 +1,7 @@
 """The only import of the compiled core. The headers in `cpp/` are its manual."""
 
 __all__ = [
+    "ActorProgram",
     "Columns",
     "EndColumns",
     "Episodes",
@@ -21,6 +22,7 @@ __all__ = [
     "crc32",
     "first_nonfinite_f32",
     "first_nonfinite_f64",
+    "flushes_denormals",
     "importance_weights",
     "knows_exchange",
     "lanes",
@@ -34,6 +36,7 @@ __all__ = [
 
 try:
     from gleanrl._core import (
+        ActorProgram,
         Columns,
         EndColumns,
         Episodes,
@@ -54,6 +57,7 @@ try:
         crc32,
         first_nonfinite_f32,
         first_nonfinite_f64,
+        flushes_denormals,
         importance_weights,
         knows_exchange,
         lanes,
