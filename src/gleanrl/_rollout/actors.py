@@ -31,10 +31,11 @@ from gleanrl._arrays.tensordicts import (
     put_leaf,
     stand_apart,
 )
+from gleanrl._rollout.native_policies import DirectProgram, NativePolicy
 from gleanrl._rollout.policies import AllowedActions, Compiler, RandomPolicy, unmasked
 from gleanrl._rollout.policy_modules import Member, ModuleSequence, Values, members_of, reads_of
 from gleanrl._rollout.protocol import PolicyCarry
-from gleanrl._rollout.row_writers import RowWriter, misfit
+from gleanrl._rollout.row_writers import Conversions, RowWriter, misfit
 from gleanrl._state.rng import OwnedTorchGenerator, derived_seed
 from gleanrl.errors import PolicyError
 
@@ -206,6 +207,7 @@ class PolicyActor:
         layout: the columns of a row; see `RowLayout`.
         first: the policy's outputs for the first row, if it was already called on it.
         compiler: compiles the policy's callables; None for no compilation.
+        native: decides which members the native core computes; None for none.
     """
 
     def __init__(
@@ -215,9 +217,11 @@ class PolicyActor:
         layout: RowLayout,
         first: Values | None = None,
         compiler: Compiler | None = None,
+        native: NativePolicy | None = None,
     ) -> None:
         self._policy = policy
         self._compiler = compiler
+        self.native = native
         self._fields = fields
         self._layout = layout
         self._first = first
@@ -248,16 +252,28 @@ class PolicyActor:
             PolicyError: if the policy's modules read an entry that the environment doesn't offer. The returned function
                 raises it if outputs don't fit, or the policy changed its input.
         """
-        call: Callable[[int], Values]
         members, compiler = self._members(), self._compiler
+        if self.native is not None:
+            members = self.native.members(members)
         reads = reads_of(members)
         if reads is not None and self._on_tensors(members, reads):
-            call = _CallsActor(members, reads, self._layout, block)
             self.seen = reads
-        else:
-            policy = ModuleSequence(members) if compiler is None else compiler(self._policy)
-            self.seen = reads if reads is not None and self._offers(reads) else None
-            call = self._on_tensordict.bind(policy, block, self.seen)
+            program = self.native and self.native.direct(members, block, self._fields, self._layout.actions)
+            if program:
+                return self._natively(program, block)
+        if self.native is not None:
+            self.native.pack(members)
+        if reads is not None and self._on_tensors(members, reads):
+            return self._writing(self._on_rows(members, block), block)
+        policy = ModuleSequence(members) if compiler is None else compiler(self._policy)
+        self.seen = reads if reads is not None and self._offers(reads) else None
+        return self._writing(self._on_tensordict.bind(policy, block, self.seen), block)
+
+    def _on_rows(self, members: Sequence[Member], block: Block) -> Callable[[int], Values]:
+        assert self.seen is not None
+        return _CallsActor(members, tuple(self.seen), self._layout, block)
+
+    def _writing(self, call: Callable[[int], Values], block: Block) -> Callable[[int], None]:
         writer = RowWriter(block, self._fields, self._layout.actions)
         self._conversions, write = writer.conversions, writer.write
 
@@ -265,6 +281,20 @@ class PolicyActor:
             first, self._first = self._first, None
             values = call(t) if first is None else first
             write(t, values)
+
+        return act
+
+    def _natively(self, program: DirectProgram, block: Block) -> Callable[[int], None]:
+        """Return a function that computes a row by the core, or by torch if the core leaves the row to torch."""
+        self._conversions = Conversions(block)
+        compute = program.act
+        by_torch: Callable[[int], None] | None = None
+
+        def act(t: int) -> None:
+            nonlocal by_torch
+            if self._first is not None or not compute(t):
+                by_torch = by_torch or self._writing(self._on_rows(program.members, block), block)
+                by_torch(t)
 
         return act
 

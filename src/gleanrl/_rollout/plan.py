@@ -21,10 +21,11 @@ from gleanrl._rollout.env_traits import Env, EnvTraits
 from gleanrl._rollout.errors import StepFault, explain
 from gleanrl._rollout.infer_outputs import OutputProbe, outputs_of, sizes_of_groups
 from gleanrl._rollout.loop import with_gradients
+from gleanrl._rollout.native_policies import Backend, NativePolicy
 from gleanrl._rollout.policies import Compiler, OwnActions, drawing_policy, draws_all, only_draws, wrap_policy
 from gleanrl._rollout.protocol import FREELY, Actor, EpisodeRules, Stepper
 from gleanrl._rollout.tensordict_stepper import TensorDictStepper, make_stepper
-from gleanrl._state.rng import OwnedTorchGenerator
+from gleanrl._state.rng import CounterGenerator, OwnedTorchGenerator
 from gleanrl.data.specs import from_torchrl, is_masked
 from gleanrl.data.trajectories import MASK
 from gleanrl.errors import PolicyError
@@ -77,10 +78,14 @@ class Handling:
     Attributes:
         trusted: whether to call it on TensorDicts, regardless of its signature.
         compiler: compiles its callables; None for no compilation.
+        backend: which code computes it.
+        random: the random numbers of natively run policies.
     """
 
     trusted: bool = False
     compiler: Compiler | None = None
+    backend: Backend = "torch"
+    random: CounterGenerator | None = None
 
 
 AS_IT_IS = Handling()
@@ -219,7 +224,12 @@ def plan_rollout(
         )
         actor = RandomActor(wrapped, written, traits.actions_vary, generator, redrawn)
     else:
-        actor = PolicyActor(wrapped, written, layout, trial.first, handling.compiler)
+        native = None
+        if handling.backend != "torch":
+            roots = {path: env_schema[path] for path in layout.roots}
+            random = handling.random or CounterGenerator()
+            native = NativePolicy(handling.backend, random, roots, stepper.batch_size, policy_device)
+        actor = PolicyActor(wrapped, written, layout, trial.first, handling.compiler, native)
     groups = outermost(p[:-1] for p in env_schema.paths if p[0] == "next" and p[-1] == "done")
     return RolloutPlan(
         stepper,

@@ -188,6 +188,35 @@ class RandomPolicy:
         return indices
 
 
+class Greedy(torch.nn.Module):
+    """Chooses the action with the highest score: the last module of a network that scores all choices.
+
+    Args:
+        one_hot: whether the action is a one-hot vector instead of an index. It must match the environment's encoding
+            (``categorical_action_encoding=True`` for an index).
+
+    Examples:
+        >>> import torch
+        >>> Greedy()(torch.tensor([0.1, 0.7, 0.2]))
+        tensor(1)
+        >>> Greedy(one_hot=True)(torch.tensor([0.1, 0.7, 0.2]))
+        tensor([0, 1, 0])
+    """
+
+    def __init__(self, one_hot: bool = False) -> None:
+        super().__init__()
+        self.one_hot = one_hot
+
+    def forward(self, scores: torch.Tensor) -> torch.Tensor:
+        """Return the first index of the highest score, ``(*batch,)`` int64, or its one-hot vector, ``(*batch, n)``.
+
+        Args:
+            scores: ``(*batch, n)``.
+        """
+        index = scores.argmax(-1)
+        return torch.nn.functional.one_hot(index, scores.shape[-1]) if self.one_hot else index
+
+
 def drawing_device(spec: Any) -> torch.device:
     """Return the device on which a spec's `rand` creates its values."""
     for leaf in spec.values(True, True):

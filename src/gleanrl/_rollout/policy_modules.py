@@ -87,7 +87,9 @@ class PlainCall:
     def __init__(self, module: TensorDictModule, compiler: Compiler | None = None) -> None:
         self.inputs: list[Path] = [as_path(key) for key in module.in_keys]
         self.outputs: list[Path] = [as_path(key) for key in module.out_keys]
-        self._names: list[str] | None = module._kwargs
+        self.names: list[str] | None = module._kwargs
+        self.function: Callable[..., Any] = module.module
+        self.compiled = compiler is not None
         self._call: Callable[..., Any] = module.module if compiler is None else compiler(module.module)
 
     def __call__(self, values: Values) -> None:
@@ -98,10 +100,10 @@ class PlainCall:
             KeyError: if an input is absent.
         """
         arguments = map(values.__getitem__, self.inputs)
-        if self._names is None:
+        if self.names is None:
             out = self._call(*arguments)
         else:
-            out = self._call(**dict(zip(self._names, arguments, strict=True)))
+            out = self._call(**dict(zip(self.names, arguments, strict=True)))
         if len(self.outputs) == 1 and isinstance(out, torch.Tensor):
             values[self.outputs[0]] = out
         else:
@@ -135,14 +137,14 @@ class ProbabilisticCall:
         keys: Any = module.in_keys, module.out_keys
         self.inputs: list[Path] = [as_path(key) for key in keys[0]]
         self.outputs: list[Path] = [as_path(key) for key in keys[1]]
-        self._module = module
+        self.module = module
         self._batch_size = batch_size
         self._record = TensorDictBuilder(dict.fromkeys(self.inputs))
         names = [key[-1] if isinstance(key, tuple) else key for key in module.dist_keys]
-        self._parameters = list(zip(names, self.inputs, strict=True))
+        self.parameters = list(zip(names, self.inputs, strict=True))
         self._scores = bool(module.return_log_prob)
-        # The calls on tensors make one sample, and its score. `_distribution` also refuses a composite of one member.
-        self._on_tensors = module._generator is None and len(self.outputs) == 1 + self._scores
+        # The calls on tensors make one sample, and its score. `distribution` also refuses a composite of one member.
+        self.on_tensors = module._generator is None and len(self.outputs) == 1 + self._scores
         self._known: type[Distribution] | None = None  # the last class that was checked
         known = hasattr(module.distribution_class, "rsample_and_log_prob")
         self._draws_with_score = self._scores and known and _safe_class(module) is not None
@@ -156,13 +158,13 @@ class ProbabilisticCall:
 
         A rollout gets this call once per block, because a lookup of the type takes as long as a draw.
         """
-        if not self._on_tensors:
+        if not self.on_tensors:
             return self._on_batch
-        random = (kind or self._module.default_interaction_type) is InteractionType.RANDOM
+        random = (kind or self.module.default_interaction_type) is InteractionType.RANDOM
         drawn_key, score_key = self.outputs[0], self.outputs[-1]
 
         def draw(values: Values) -> None:
-            distribution: Any = self._distribution(values)
+            distribution: Any = self.distribution(values)
             if distribution is None:
                 self._on_batch(values)
                 return
@@ -172,7 +174,7 @@ class ProbabilisticCall:
             if random:
                 drawn = (distribution.rsample if distribution.has_rsample else distribution.sample)(_ONE)
             else:
-                drawn = self._module._dist_sample(distribution, interaction_type=kind)
+                drawn = self.module._dist_sample(distribution, interaction_type=kind)
             values[drawn_key] = drawn
             if self._scores:
                 values[score_key] = distribution.log_prob(drawn)
@@ -181,14 +183,14 @@ class ProbabilisticCall:
 
     def _on_batch(self, values: Values) -> None:
         leaves = [values[path] for path in self._record.paths]
-        batch = self._module.forward(self._record.build(leaves, self._batch_size))
+        batch = self.module.forward(self._record.build(leaves, self._batch_size))
         for path in self.outputs:
             values[path] = batch.get(as_key(path))
 
-    def _distribution(self, values: Values) -> Distribution | None:
+    def distribution(self, values: Values) -> Distribution | None:
         """Return the distribution that the module would make; None if it isn't a distribution over tensors."""
-        module = self._module
-        parameters = {name: values[path] for name, path in self._parameters}
+        module = self.module
+        parameters = {name: values[path] for name, path in self.parameters}
         try:
             found: Distribution = module.distribution_class(**parameters, **module.distribution_kwargs)
         except TypeError:  # the module itself explains it
@@ -209,7 +211,40 @@ def _draw_with_score(distribution: Any) -> Any:
     return (distribution.rsample_and_log_prob if reparametrised else distribution.sample_and_log_prob)(_ONE)
 
 
-ModuleCall = PlainCall | ProbabilisticCall
+class KeyedCall:
+    """Calls a module that reads only its in_keys (see `keys_of`) on a TensorDict of its inputs.
+
+    Args:
+        module: the module.
+        keys: its keys.
+        batch_size: the batch size of a row.
+    """
+
+    def __init__(self, module: Any, keys: Keys, batch_size: torch.Size) -> None:
+        self.module = module
+        self.inputs, self.outputs = keys
+        self._batch_size = batch_size
+        self._record = TensorDictBuilder(dict.fromkeys(self.inputs))
+
+    def __call__(self, values: Values) -> None:
+        """Read the inputs from `values` and add the outputs."""
+        batch = self._record.build([values[path] for path in self._record.paths], self._batch_size)
+        found = self.module(batch)
+        for path in self.outputs:
+            values[path] = found.get(as_key(path))
+
+
+def kind_of(kind: InteractionType | None, module: ProbabilisticTensorDictModule) -> InteractionType:
+    """Return how `module` samples: by `kind`, else by the type that is set, else by its default."""
+    found: InteractionType = kind or interaction_type() or module.default_interaction_type
+    return found
+
+
+class ModuleCall(HasKeys, Protocol):
+    """A call on the tensors of a row, which reads and extends them."""
+
+    def __call__(self, values: Values) -> None:
+        """Read the inputs from `values` and add the outputs."""
 
 
 def call_of(policy: Any, batch_size: torch.Size, compiler: Compiler | None = None) -> ModuleCall | None:

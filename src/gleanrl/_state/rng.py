@@ -548,3 +548,76 @@ class OwnedTorchGenerator(Stateful[torch.Tensor | None]):
         """Restore from a pickle."""
         self.__init__(device=state["device"])  # type: ignore[misc]
         self.adopt(state["generator"])
+
+
+class CounterPosition(NamedTuple):
+    """A position in the sequence of a `CounterGenerator`."""
+
+    key: int | None
+    """The key in ``[0, 2**63)``; None before the first use."""
+    step: int
+
+
+class CounterGenerator(Stateful[CounterPosition]):
+    """The source of random numbers of natively run policies: a key, and the number of the next step.
+
+    Each number is a function of key, environment, step and operation (see ``cpp/philox.h``), so the sequence doesn't
+    depend on how steps are grouped into batches. Without a seed, the key is drawn from torch's global generator at the
+    first use, as `OwnedTorchGenerator` does. Not thread-safe: the part that owns it locks.
+    """
+
+    def __init__(self) -> None:
+        self._key: int | None = None
+        self._step = 0
+        self._followed: Any = None
+        self._lineage: tuple[int, ...] = ()
+        renew_in_child(self)
+
+    @property
+    def key(self) -> int:
+        """The key. The first call without a seed draws one from torch's global generator."""
+        if self._key is None:
+            seed = new_seed()
+            self._key = _apart(seed.to_bytes(8, "big"), self._lineage) if self._lineage else seed
+        return self._key
+
+    @property
+    def step(self) -> int:
+        """The next step."""
+        if self._followed is not None:
+            self._step = self._followed.next_step
+        return self._step
+
+    @step.setter
+    def step(self, value: int) -> None:
+        self._followed, self._step = None, value
+
+    def follow(self, program: Any) -> None:
+        """Let ``program.next_step`` be the next step from now on."""
+        self._followed = program
+
+    def seed(self, seed: int) -> None:
+        """Start the sequence of `seed` at step 0."""
+        self._key, self.step = _apart(repr(seed).encode(), ()), 0
+
+    def after_fork(self, lineage: tuple[int, ...]) -> None:
+        """Continue with the child's own sequence."""
+        self._lineage = lineage
+        if self._key is not None:
+            self._key = _apart(self._key.to_bytes(8, "big"), lineage)
+
+    def snapshot(self) -> CounterPosition:
+        """Return the position."""
+        return CounterPosition(self._key, self.step)
+
+    def parse(self, state: Any) -> CounterPosition:
+        """Return the position in a saved state, or raise `SchemaError`. None, of earlier releases, is the beginning."""
+        if state is None:
+            return CounterPosition(None, 0)
+        reader = StateReader(state, "a counter-based generator")
+        key = reader.optional("key", reader.integer)
+        return CounterPosition(key, reader.integer("step"))
+
+    def adopt(self, value: CounterPosition) -> None:
+        """Continue from a position."""
+        self._key, self.step = value

@@ -21,6 +21,7 @@ from gleanrl.envs.model_based import ModelBasedEnvBase
 from gleanrl.envs.transforms import *  # noqa: F403 - every transform, under its own list of names
 from gleanrl.envs.utils import (
     ExplorationType,
+    Greedy,
     MarlGroupMapType,
     RandomPolicy,
     check_env_specs,
@@ -49,6 +50,7 @@ __all__ = [
     "ExplorationType",
     "GymEnv",
     "GymLikeEnv",
+    "Greedy",
     "GymWrapper",
     "MarlGroupMapType",
     "ModelBasedEnvBase",

@@ -1,6 +1,6 @@
 """Public helpers for environments: `step_mdp`, exploration types, checks, specs from data, the random policy."""
 
-from gleanrl._rollout.policies import RandomPolicy
+from gleanrl._rollout.policies import Greedy, RandomPolicy
 from gleanrl._rollout.step_mdp import step_mdp
 from gleanrl.compat import bind
 from gleanrl.envs.check import check_env_specs
@@ -18,6 +18,7 @@ from gleanrl.envs.outcomes import terminated_or_truncated
 
 __all__ = [
     "ExplorationType",
+    "Greedy",
     "MarlGroupMapType",
     "RandomPolicy",
     "check_env_specs",

@@ -1,0 +1,388 @@
+"""The choice between torch and the native core, member by member of a policy.
+
+`NativePolicy` replaces members that the core can compute by native ones, after a comparison with torch on fixed rows.
+The choice is made anew when the policy changes, never because of the values of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from tensordict.nn.probabilistic import interaction_type
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
+
+from gleanrl._arrays.block import Block
+from gleanrl._arrays.native import ActorProgram, flushes_denormals
+from gleanrl._arrays.schema import Field
+from gleanrl._arrays.tensordicts import Path
+from gleanrl._rollout.native_forward import run_forward
+from gleanrl._rollout.native_modules import Emitter, Segment, emitted, name_of
+from gleanrl._rollout.native_probe import CantProbe, Probe
+from gleanrl._rollout.native_program import NotNative, ProgramBuilder, Value, bind_row, position_of
+from gleanrl._rollout.policy_modules import (
+    KeyedCall,
+    Member,
+    ModuleSequence,
+    PlainCall,
+    ProbabilisticCall,
+    Values,
+    is_hooked,
+    keys_of,
+    kind_of,
+)
+from gleanrl._state.rng import CounterGenerator
+from gleanrl.errors import InvalidArgumentError, UnsupportedError
+
+Backend = Literal["auto", "torch", "native"]
+"""Which code computes a policy: the native core where it can, torch, or the native core alone."""
+
+
+def check_backend(backend: Any) -> Backend:
+    """Return `backend`; raise `InvalidArgumentError` unless it is ``"auto"``, ``"torch"`` or ``"native"``."""
+    if backend not in ("auto", "torch", "native"):
+        raise InvalidArgumentError(f"policy_backend: expected 'auto', 'torch' or 'native', got {backend!r}")
+    found: Backend = backend
+    return found
+
+
+def not_now() -> str | None:
+    """Return why no policy can run natively in the thread's current modes of torch; None if it can."""
+    c: Any = torch._C
+    if torch.is_grad_enabled():
+        return "gradients are enabled"
+    if torch.is_autocast_enabled("cpu"):
+        return "autocast is on"
+    if (
+        c._len_torch_function_stack()
+        or c._len_torch_dispatch_stack()
+        or c._functorch.peek_interpreter_stack()
+    ):
+        return "a mode of torch or functorch is active"
+    if torch.are_deterministic_algorithms_enabled():
+        return "deterministic algorithms are on"
+    if flushes_denormals():
+        return "numbers below 2^-126 are flushed to zero"
+    if _has_any_global_hook():
+        return "a global hook of modules is set"
+    return None
+
+
+class _Facts:
+    """The parts of modules that a choice depends on, apart from the values of their parameters.
+
+    Args:
+        modules: the modules, and the names of the attributes that matter; None for all.
+        names: the global names that matter, with their namespaces.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[nn.Module, Collection[str] | None],
+        names: Sequence[tuple[Mapping[str, Any], str]] = (),
+    ) -> None:
+        self._modules, self._names = dict(modules), list(names)
+        self._found = self._current()
+
+    def hold(self) -> bool:
+        """Return whether no class, `forward`, hook, submodule, mode or attribute of the modules has changed."""
+        now = self._current()
+        if any(map(is_hooked, self._modules)) or len(now) != len(self._found):
+            return False
+        return all(map(_is, now, self._found))
+
+    def _current(self) -> list[Any]:
+        found: list[Any] = [namespace.get(name) for namespace, name in self._names]
+        for module, names in self._modules.items():
+            cls, state = type(module), module.__dict__
+            found += (
+                cls,
+                cls.__call__,
+                cls.forward,
+                getattr(cls.forward, "__code__", None),
+                "forward" in state,
+            )
+            for name, part in state["_modules"].items():
+                found += (name, part)
+            parameters = {**state["_parameters"], **state["_buffers"]}
+            if names is None:
+                found += state.values()
+            else:
+                found += map(state.get, names)
+                parameters = {name: parameters.get(name) for name in names}
+            for one in parameters.values():
+                found += (type(one), None if one is None else one.dtype, one is None or one.is_cpu)
+        return found
+
+
+def _is(a: Any, b: Any) -> bool:
+    return a is b
+
+
+class NativeCall:
+    """Computes adjacent members of a policy in the core, on tensors of a row.
+
+    Args:
+        members: the members.
+        segment: their operations.
+        batch_size: the batch size of a row.
+        random: the source of random numbers.
+        number: the position of the segment in the policy; segments draw different numbers.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        segment: Segment,
+        batch_size: torch.Size,
+        random: CounterGenerator,
+        number: int,
+    ) -> None:
+        self.members = members
+        self.inputs, self.outputs = [*segment.inputs], [*segment.outputs]
+        self.segment, self.random, self._number = segment, random, number
+        self._batch_size = batch_size
+        made = [(value, value.dtype) for value in segment.outputs.values()]
+        self._program = segment.emit.builder.built(made)
+        self._weights: list[Tensor] = []
+        self._forms = [((*batch_size, *value.shape), value.dtype) for value in segment.outputs.values()]
+        self.advances = False
+        """Whether a call counts as a step of the random numbers: true for the last segment of a policy."""
+
+    @property
+    def key(self) -> int:
+        """The key of the segment's random numbers."""
+        return (self.random.key + self._number * 0x9E3779B97F4A7C15) % 2**64
+
+    def read_weights(self) -> None:
+        """Look up the current weights; raise `NotNative` if a parameter isn't what it was."""
+        self._weights = [weight.read() for weight in self.segment.emit.builder.weights]
+
+    def pack(self, program: ActorProgram | None = None) -> None:
+        """Copy the weights that were looked up into a program; None for the one of `__call__`."""
+        (program or self._program).pack([(one.data_ptr(), one.numel()) for one in self._weights])
+
+    def on_torch(self, values: Values) -> None:
+        """Compute the members by torch."""
+        for member in self.members:
+            member.on_values()(values)
+
+    def __call__(self, values: Values) -> None:
+        """Read the inputs from `values` and add the outputs."""
+        tensors = [values[path] for path in self.inputs]
+        if not all(map(self._fits, tensors, self.segment.inputs.values())):
+            return self.on_torch(values)
+        sources = [one.contiguous() for one in tensors]
+        made = [torch.empty(shape, dtype=dtype) for shape, dtype in self._forms]
+        step = self.random.step
+        bind_row(self._program, sources, made, self._batch_size, self.key, step)
+        done = self._program.act(0)
+        if self.advances:
+            self.random.step = step + 1
+        if not done:
+            return self.on_torch(values)
+        values.update(zip(self.outputs, made, strict=True))
+        return None
+
+    def _fits(self, tensor: Any, value: Value) -> bool:
+        shape = (*self._batch_size, *value.shape)
+        return (
+            type(tensor) is Tensor and tensor.dtype is value.dtype and tensor.shape == shape and tensor.is_cpu
+        )
+
+
+class DirectProgram(NamedTuple):
+    """A program of a whole policy that is bound to the columns of a block."""
+
+    act: Callable[[int], bool]
+    """Computes a row and writes its outputs; False if torch has to compute the row."""
+    members: Sequence[Member]
+    """The members of the policy."""
+
+
+class NativePolicy:
+    """Chooses for each member of a policy whether torch or the native core computes it.
+
+    Args:
+        backend: ``"auto"`` or ``"native"``; see `Backend`.
+        random: the source of random numbers.
+        fields: the root columns that the policy finds.
+        batch_size: the batch size of a row.
+        device: the device that the policy's input is moved to; None for none.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        random: CounterGenerator,
+        fields: Mapping[Path, Field],
+        batch_size: torch.Size,
+        device: torch.device | None = None,
+    ) -> None:
+        self._backend, self._random, self._fields, self._batch_size = backend, random, fields, batch_size
+        self._device = device
+        self._key: list[Any] | None = None
+        self._facts = _Facts({})
+        self._reason: str | None = None
+        self._members: list[Member] = []
+        self._direct: tuple[tuple[Any, ...], ActorProgram] | None = None
+        self.said: list[str] = []
+        """For each member: its class, and "native" or "torch" with the reason."""
+
+    def members(self, members: list[Member]) -> list[Member]:
+        """Return the members, with adjacent ones that the core computes replaced by one.
+
+        Raises:
+            UnsupportedError: the backend is ``"native"`` and torch has to compute a member.
+        """
+        members = [self._keyed(member) for member in members]
+        reason, key = not_now(), _key_of(members)
+        if self._device is not None and self._device.type != "cpu":
+            reason = f"the policy is on {self._device}"
+        if reason is None and key == self._key and self._reason is None and self._facts.hold():
+            try:
+                for member in self._members:
+                    if isinstance(member.call, NativeCall):
+                        member.call.read_weights()
+                return self._members
+            except NotNative:
+                pass  # a parameter has another form: the choice is made anew
+        self._key, self._reason = key, reason
+        self._members = members if reason is not None else self._chosen(members)
+        if reason is not None:
+            self.said = _all_torch(members, reason)
+        if self._backend == "native" and any(not isinstance(one.call, NativeCall) for one in self._members):
+            raise UnsupportedError(f"policy_backend='native': {'; '.join(self.said)}")
+        return self._members
+
+    def _keyed(self, member: Member) -> Member:
+        """Return a member that is called on tensors, if its keys are known."""
+        keys = keys_of(member.module) if member.call is None else None
+        if keys is None:
+            return member
+        return Member(member.module, KeyedCall(member.module, keys, self._batch_size), member.kind)
+
+    def _chosen(self, members: list[Member]) -> list[Member]:
+        self.said, self._direct = [], None
+        try:
+            rows = Probe(members, self._fields, self._batch_size)
+        except CantProbe as cause:
+            self.said = _all_torch(members, str(cause))
+            return members
+        chosen: list[Member] = []
+        modules: dict[nn.Module, set[str] | None] = {}
+        names: list[tuple[Mapping[str, Any], str]] = []
+        call: NativeCall | None = None
+        start = 0
+        while start < len(members):
+            end, segment, reason = self._longest(members, start, rows, modules, names)
+            if segment is None:
+                chosen.append(members[start])
+                self.said.append(f"{name_of(members[start])}: torch ({reason})")
+                start += 1
+                continue
+            call = NativeCall(members[start:end], segment, self._batch_size, self._random, len(chosen))
+            call.read_weights()
+            chosen.append(Member(ModuleSequence(members[start:end]), call))
+            self.said += [f"{name_of(member)}: native" for member in members[start:end]]
+            start = end
+        if call is not None:
+            call.advances = True
+        self._facts = _Facts(modules, names)
+        return chosen
+
+    def _longest(
+        self,
+        members: Sequence[Member],
+        start: int,
+        rows: Probe,
+        modules: dict[nn.Module, set[str] | None],
+        names: list[tuple[Mapping[str, Any], str]],
+    ) -> tuple[int, Segment | None, str]:
+        """Return the end of the longest run of native members from `start` on, its segment, and why it ends.
+
+        The modules and global names whose change would change the answer are added to `modules` and `names`.
+        """
+        end, reason = len(members), ""
+        while end > start:
+            emit = Emitter(ProgramBuilder(rows.fields_before(start)), run_forward)
+            try:
+                segment = emitted(members[start:end], emit)
+                rows.compare(members[start:end], start, segment)
+                return end, segment, reason
+            except NotNative as cause:
+                end, reason = start + cause.position, str(cause)
+            finally:
+                modules.update(emit.modules)
+                names += emit.names
+        return start, None, reason
+
+    @staticmethod
+    def pack(members: Sequence[Member]) -> None:
+        """Copy the current weights of native members, for calls on the tensors of a row."""
+        for member in members:
+            if isinstance(member.call, NativeCall):
+                member.call.pack()
+
+    def direct(
+        self, members: Sequence[Member], block: Block, fields: Mapping[Path, Field], actions: Sequence[Path]
+    ) -> DirectProgram | None:
+        """Return a program that reads and writes the columns of `block`; None if a member needs torch.
+
+        Args:
+            members: what `members` returned.
+            block: the block.
+            fields: the columns to write.
+            actions: the paths of `fields` that are actions.
+        """
+        if len(members) != 1 or not isinstance(members[0].call, NativeCall):
+            return None
+        call = members[0].call
+        outputs = call.segment.outputs
+        if any(
+            path not in outputs or not call.segment.emit.builder.fits(outputs[path], field, path in actions)
+            for path, field in fields.items()
+        ):
+            return None
+        places = [position_of(block, path) for path in (*call.inputs, *fields)]
+        known = [place for place in places if place is not None]
+        if len(known) < len(places):
+            return None
+        key = (call, *fields.items())
+        if self._direct is None or self._direct[0] != key:
+            made = call.segment.emit.builder.built(
+                [(outputs[path], field.dtype) for path, field in fields.items()]
+            )
+            self._direct = key, made
+        program = self._direct[1]
+        call.pack(program)
+        parts = block.batch_size[:-1].numel()
+        sources, targets = known[: len(call.inputs)], known[len(call.inputs) :]
+        program.bind(sources, targets, parts, block.num_steps, call.key, self._random.step, 0)
+        self._random.follow(program)
+        return DirectProgram(program.act, call.members)
+
+
+def _all_torch(members: Sequence[Member], reason: str) -> list[str]:
+    return [f"{name_of(member)}: torch ({reason})" for member in members]
+
+
+def _key_of(members: Sequence[Member]) -> list[Any]:
+    """Return what a choice depends on, apart from the modules' state."""
+    found: list[Any] = []
+    for member in members:
+        call = member.call
+        if isinstance(call, PlainCall):
+            found += (call.function, call.names, call.inputs, call.outputs)
+        elif isinstance(call, ProbabilisticCall):
+            module = call.module
+            arguments = [*module.distribution_kwargs.items()]
+            found += (module, module.distribution_class, arguments, kind_of(member.kind, module))
+            found += (call.inputs, call.outputs, call.on_tensors)
+        elif isinstance(call, KeyedCall):
+            found += (call.module, call.inputs, call.outputs, interaction_type())
+        else:
+            found.append(member.module)
+    return found
