@@ -31,7 +31,7 @@ def drawn(console: Console) -> list[str]:
 
 
 def stats(**changes: Any) -> CollectorStats:
-    values: dict[str, Any] = dict.fromkeys(("stepped", "delivered", "flagged", "discarded", "batches"), 0)
+    values: dict[str, Any] = dict.fromkeys(("delivered", "flagged", "discarded", "batches"), 0)
     return CollectorStats(
         **values,
         **{

@@ -12,15 +12,17 @@ import torch
 from gleanrl._arrays.devices import as_device, columns_device, require_device, same_device
 from gleanrl._rollout.env_traits import Env, extra
 from gleanrl._rollout.infer_outputs import device_of_policy, is_unmade
+from gleanrl._rollout.native_policies import Backend
 from gleanrl._rollout.plan import Handling, plan_rollout
 from gleanrl._rollout.policies import compiler_of, drawing_device
 from gleanrl._rollout.protocol import EpisodeRules
-from gleanrl._state.rng import OwnedTorchGenerator
+from gleanrl._state.rng import CounterGenerator, OwnedTorchGenerator
 from gleanrl.collectors.frame_accounting import Numbering
 from gleanrl.collectors.policy_weights import PolicyWeights
-from gleanrl.collectors.single_source import RolloutSource
+from gleanrl.collectors.single_source import RandomNumbers, RolloutSource
 from gleanrl.collectors.source import CollectionOptions
 from gleanrl.envs.policy_state import with_policy_state
+from gleanrl.envs.rollout import require_computed
 from gleanrl.envs.transforms.transformed_env import TransformedEnv
 from gleanrl.envs.vector.factories import is_environment, know_truncated
 from gleanrl.errors import InvalidTypeError, UnsupportedError
@@ -135,6 +137,7 @@ class CollectorConfig:
         trust_policy: whether the policy is called on TensorDicts, regardless of its signature.
         compile_policy: whether the policy is compiled, or arguments for the compiler.
         cudagraph_policy: whether the policy is captured as CUDA graphs, or arguments for the capture.
+        policy_backend: which code computes the policy: ``"torch"``, ``"native"`` or ``"auto"``.
     """
 
     options: CollectionOptions
@@ -146,6 +149,7 @@ class CollectorConfig:
     trust_policy: bool = False
     compile_policy: bool | Mapping[str, Any] | None = None
     cudagraph_policy: bool | Mapping[str, Any] | None = None
+    policy_backend: Backend = "torch"
 
     @property
     def places_policy(self) -> bool:
@@ -196,7 +200,7 @@ def assemble(
 
     Raises:
         UnsupportedError: ``set_truncated`` or a step limit needs a ``"truncated"`` flag, but the environment has none
-            or can't add it.
+            or can't add it. Or ``policy_backend`` is ``"native"``, and the policy draws random actions.
         InvalidArgumentError: a device does not exist, or the environment already has an entry that would be added.
         InvalidTypeError, PolicyError: the policy does not fit the environment.
     """
@@ -221,23 +225,31 @@ def assemble(
     if is_unmade(policy):
         # Its first call makes its parameters, on its current device.
         plan_rollout(env, policy, device_of_policy(policy))
-    generator = OwnedTorchGenerator(device=drawing_device(env.full_action_spec))
+    draws = RandomNumbers(
+        OwnedTorchGenerator(device=drawing_device(env.full_action_spec)), CounterGenerator()
+    )
     weights = weights_for(policy, devices.policy)
     plan = plan_rollout(
         env,
         weights.policy,
         devices.policy,
         rules=EpisodeRules(max_steps=options.max_steps),
-        generator=generator,
-        handling=Handling(recipe.trust_policy, compiler_of(recipe.compile_policy, recipe.cudagraph_policy)),
+        generator=draws.actions,
+        handling=Handling(
+            recipe.trust_policy,
+            compiler_of(recipe.compile_policy, recipe.cudagraph_policy),
+            recipe.policy_backend,
+            draws.policy,
+        ),
         on_host=True,
     )
+    require_computed(plan, recipe.policy_backend)
     here = columns_device(plan.stepper.device)
     target = devices.storing
     if target is None and not same_device(here, env.device):
         target = env.device
     batch_device = here if target == here else plan.device
-    collection = RolloutSource(env, plan, options, batch_device, weights, generator, numbering, first_id)
+    collection = RolloutSource(env, plan, options, batch_device, weights, draws, numbering, first_id)
     return Assembly(collection, devices, None if target == here else target)
 
 

@@ -12,6 +12,7 @@ import torch
 from tensordict.nn import InteractionType
 
 from gleanrl._arrays.tensordicts import NestedKey
+from gleanrl._rollout.native_policies import Backend, check_backend
 from gleanrl._util import flag, integer, optional_callable, positive
 from gleanrl.collectors.delivery import (
     BatchDelivery,
@@ -23,6 +24,7 @@ from gleanrl.collectors.delivery import (
 from gleanrl.collectors.source import Budget, CollectionOptions, Source, stop_of
 from gleanrl.collectors.trajectory_batches import CompleteTrajectories
 from gleanrl.envs.exploration import exploration_from_string
+from gleanrl.envs.rollout import random_with_native
 from gleanrl.errors import InvalidArgumentError, MissingArgumentError, UnsupportedError
 
 
@@ -55,6 +57,7 @@ class Settings:
     cat_results: Any = None
     preemptive_threshold: float | None = None
     update_at_each_batch: bool = False
+    policy_backend: Backend = "torch"
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Settings:
@@ -79,6 +82,7 @@ class Settings:
         flag("track_policy_version", values["track_policy_version"])
         for name in ("split_trajs", "set_truncated", "extend_buffer"):
             values[name] = bool(values.get(name, getattr(cls, name)))
+        _check_backend(arguments)
         settings = cls(**values)
         settings._check()
         return settings
@@ -186,3 +190,22 @@ class Settings:
                 )
         count = None if self.replay_buffer is not None else int(self.trajs_per_batch)
         return CompleteTrajectories(source, count, self.traj_format != "cat")
+
+
+def _check_backend(arguments: Mapping[str, Any]) -> None:
+    """Check the argument ``policy_backend`` of a constructor, and the arguments that ``"native"`` excludes.
+
+    Raises:
+        InvalidArgumentError: it isn't a name of a backend.
+        UnsupportedError: it is ``"native"``, and the policy is compiled, captured, or draws random actions.
+    """
+    if check_backend(arguments.get("policy_backend", "torch")) != "native":
+        return
+    if arguments.get("policy") is None and arguments.get("policy_factory") is None:
+        raise random_with_native()
+    for name in ("compile_policy", "cudagraph_policy"):
+        if arguments.get(name) not in (None, False):
+            raise UnsupportedError(
+                f"{name}: policy_backend='native' computes the policy without torch; leave {name} out, or pass "
+                "policy_backend='auto'"
+            )

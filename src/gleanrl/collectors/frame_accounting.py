@@ -243,7 +243,6 @@ class CollectorStats:
     """Snapshot of a collector's counters. They start at zero; loading a state restores the saved counts.
 
     Attributes:
-        stepped: frames that environments were stepped for: ``delivered + flagged + discarded``.
         delivered: frames that were delivered and are good.
         flagged: frames that were delivered and are marked (not finite).
         discarded: frames that were never delivered.
@@ -256,9 +255,11 @@ class CollectorStats:
         frames_per_s: stepped frames per second of collection, without the learner's time; 0 before the first batch.
         workers: the counters of each worker process; empty without workers.
         cut: trajectories that were open in a loaded state and could not be continued.
+        policy: for each module of the policy, its name and the code that computed it in the last batch, for example
+            ``"Sequential: native"``, or ``"Dropout: torch (…)"`` with the reason. Of workers whose texts differ, all
+            different texts. Empty with ``policy_backend="torch"``, and before the first batch.
     """
 
-    stepped: int
     delivered: int
     flagged: int
     discarded: int
@@ -270,6 +271,12 @@ class CollectorStats:
     frames_per_s: float
     workers: tuple[WorkerStats, ...] = ()
     cut: int = 0
+    policy: tuple[str, ...] = ()
+
+    @property
+    def stepped(self) -> int:
+        """Frames that environments were stepped for: ``delivered + flagged + discarded``."""
+        return self.delivered + self.flagged + self.discarded
 
 
 @dataclass(frozen=True)
@@ -336,14 +343,19 @@ class FrameCounts:
             return self
         return replace(self, discards={**self.discards, reason: self.discards.get(reason, 0) + frames})
 
-    def stats(self, trajectories: TrajectoryIds | None = None) -> CollectorStats:
+    def stats(
+        self, trajectories: TrajectoryIds | None = None, policy: tuple[str, ...] = ()
+    ) -> CollectorStats:
         """Return the counters for the user.
 
         Without `trajectories` the result has no episodes and NaN means, which the caller replaces.
+
+        Args:
+            trajectories: the trajectories of the source.
+            policy: see `CollectorStats`.
         """
         mean_return, mean_length = means_of(() if trajectories is None else trajectories.recent)
         return CollectorStats(
-            stepped=self.stepped,
             delivered=self.delivered,
             flagged=self.flagged,
             discarded=self.discarded,
@@ -354,6 +366,7 @@ class FrameCounts:
             mean_length=mean_length,
             frames_per_s=self.stepped / self.seconds if self.seconds else 0.0,
             cut=self.cut,
+            policy=policy,
         )
 
     @staticmethod
@@ -382,3 +395,13 @@ def means_of(episodes: Iterable[Episode]) -> tuple[float, float]:
     if not recent:
         return math.nan, math.nan
     return fmean([one.episode_return for one in recent]), fmean([one.length for one in recent])
+
+
+def texts_of_workers(sources: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the `CollectorStats.policy` of several workers: the texts of one if all agree, else all different texts.
+
+    Args:
+        sources: the texts of each worker; empty for a worker that has collected nothing.
+    """
+    said = list(dict.fromkeys(filter(None, sources)))
+    return said[0] if len(said) == 1 else tuple(dict.fromkeys(text for texts in said for text in texts))

@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
 from gleanrl._process.worker import Timeouts
+from gleanrl._rollout.native_policies import Backend
 from gleanrl._util import integer, optional_callable, positive
 from gleanrl.collectors.base import Setting, SourceCollector, repr_of
 from gleanrl.collectors.build import CollectorConfig
@@ -86,9 +87,9 @@ class WorkersCollector(SourceCollector):
         init_fn: called in each worker, without arguments, before its environment is made.
         max_frames_per_traj: see `SyncDataCollector`. The same holds for `init_random_frames`, `reset_at_each_iter`,
             `postproc`, `split_trajs`, `exploration_type`, `exploration_mode`, `reset_when_done`, `use_buffers`,
-            `replay_buffer`, `extend_buffer`, `trust_policy`, `compile_policy`, `cudagraph_policy`, `no_cuda_sync`,
-            `trajs_per_batch`, `trajs_per_write`, `traj_format`, `track_policy_version`, `pre_collect_hook`,
-            `post_collect_hook`, `nonfinite` and `progress`.
+            `replay_buffer`, `extend_buffer`, `trust_policy`, `compile_policy`, `cudagraph_policy`, `policy_backend`,
+            `no_cuda_sync`, `trajs_per_batch`, `trajs_per_write`, `traj_format`, `track_policy_version`,
+            `pre_collect_hook`, `post_collect_hook`, `nonfinite` and `progress`.
         set_truncated: whether the last step of every worker's share is marked as truncated.
         update_at_each_batch: whether the weights of `policy` are sent at every handover, regardless of earlier updates.
         preemptive_threshold: fraction of the workers, in ``[0, 1]``. Once that many are ready, all other shares end
@@ -155,6 +156,7 @@ class WorkersCollector(SourceCollector):
         trust_policy: bool | None = None,
         compile_policy: bool | Mapping[str, Any] | None = None,
         cudagraph_policy: bool | Mapping[str, Any] | None = None,
+        policy_backend: Backend = "torch",
         no_cuda_sync: bool = False,
         weight_updater: WeightUpdaterBase | Callable[[], WeightUpdaterBase] | None = None,
         trajs_per_batch: int | None = None,
@@ -187,6 +189,7 @@ class WorkersCollector(SourceCollector):
             trust_policy=bool(trust_policy),
             compile_policy=compile_policy,
             cudagraph_policy=cudagraph_policy,
+            policy_backend=settings.policy_backend,
         )
         recipes = recipes_of(
             recipe,

@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
+from gleanrl._rollout.native_policies import Backend
 from gleanrl.collectors.base import Setting, SourceCollector, repr_of
 from gleanrl.collectors.build import CollectorConfig, assemble, made_env, registered
 from gleanrl.collectors.config import Settings
@@ -76,6 +77,10 @@ class SyncDataCollector(SourceCollector):
             happens in the first batch.
         cudagraph_policy: whether the policy's calls are captured as CUDA graphs, or keyword arguments of
             `tensordict.nn.CudaGraphModule`; only with CUDA.
+        policy_backend: the code that computes the policy. ``"native"`` is the library's core, which takes microseconds
+            for small policies and raises where it can't compute a module. ``"auto"`` takes the core where it can, and
+            torch for the other modules; see `CollectorStats.policy`. The core draws samples from the collector's
+            generator, in another sequence than torch. It reads the weights once a batch.
         no_cuda_sync: no effect: every copy waits for itself, so there is no global synchronisation to skip.
         weight_updater: sends weights when `update_policy_weights_` is called, in place of the collector; or a callable
             that makes it.
@@ -103,6 +108,7 @@ class SyncDataCollector(SourceCollector):
         PolicyError: the policy's output does not fit the environment's action (also a RuntimeError).
         EnvironmentFailure, EnvironmentContractError: the environment's first reset failed.
         UnsupportedError: arguments exclude each other, or are not available on this machine; the message says which.
+            In the first batch: ``policy_backend="native"``, and torch has to compute a module of the policy.
         MissingArgumentError: an argument requires another one; the message says which.
 
     Examples:
@@ -144,6 +150,7 @@ class SyncDataCollector(SourceCollector):
         trust_policy: bool | None = None,
         compile_policy: bool | Mapping[str, Any] | None = None,
         cudagraph_policy: bool | Mapping[str, Any] | None = None,
+        policy_backend: Backend = "torch",
         no_cuda_sync: bool = False,
         weight_updater: WeightUpdaterBase | Callable[[], WeightUpdaterBase] | None = None,
         trajs_per_batch: int | None = None,
@@ -166,6 +173,7 @@ class SyncDataCollector(SourceCollector):
             bool(trust_policy),
             compile_policy,
             cudagraph_policy,
+            settings.policy_backend,
         )
         policy = made_policy(policy, policy_factory)
         with made_env(create_env_fn, create_env_kwargs) as env:

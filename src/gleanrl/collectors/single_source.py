@@ -17,12 +17,13 @@ from gleanrl._arrays.allocate import BufferPool
 from gleanrl._arrays.block import Block, ReusableBlock, can_keep
 from gleanrl._arrays.schema import Schema
 from gleanrl._os import clock
+from gleanrl._rollout.actors import PolicyActor
 from gleanrl._rollout.env_traits import is_closed, seed_env
 from gleanrl._rollout.errors import BATCH, StepFault, error_of, explain
 from gleanrl._rollout.loop import collect, exploring, with_gradients
 from gleanrl._rollout.plan import RolloutPlan
 from gleanrl._rollout.protocol import CarriedOutputs
-from gleanrl._state.rng import OwnedTorchGenerator
+from gleanrl._state.rng import CounterGenerator, CounterPosition, OwnedTorchGenerator
 from gleanrl._state.state import Stateful, StateReader
 from gleanrl.collectors import checkpoint
 from gleanrl.collectors.batch_columns import BatchColumns, Completed
@@ -63,6 +64,17 @@ class CollectionState:
     policy_version: int
     place: EpisodePosition
     """The environments' positions within their episodes."""
+    random: CounterPosition
+    """Position in the random numbers of natively run policies."""
+
+
+class RandomNumbers(NamedTuple):
+    """The random numbers that actions are drawn from."""
+
+    actions: OwnedTorchGenerator
+    """For random actions."""
+    policy: CounterGenerator
+    """For natively run policies."""
 
 
 class Filled(NamedTuple):
@@ -107,7 +119,7 @@ class RolloutSource(Source, Stateful[CollectionState]):
         options: how batches are collected.
         device: value of the batches' ``device``.
         weights: holder of the policy's weights.
-        generator: generator of the plan's random actions.
+        draws: random numbers of the plan's actors.
         numbering: maps local trajectory ids to global ones.
         first_id: the first local id that may be used.
     """
@@ -121,7 +133,7 @@ class RolloutSource(Source, Stateful[CollectionState]):
         options: CollectionOptions,
         device: torch.device | None = None,
         weights: PolicyWeights | None = None,
-        generator: OwnedTorchGenerator | None = None,
+        draws: RandomNumbers | None = None,
         numbering: Numbering | None = None,
         first_id: int = 0,
     ) -> None:
@@ -132,7 +144,7 @@ class RolloutSource(Source, Stateful[CollectionState]):
         self.device = device
         """Value of the batches' ``device``."""
         self.weights = weights or PolicyWeights(None, None)
-        self._draws = generator or OwnedTorchGenerator()
+        self._draws = draws or RandomNumbers(OwnedTorchGenerator(), CounterGenerator())
         self._now = _Progress(FrameCounts(), TrajectoryIds.begin(self.num_envs, first_id))
         self._block: Block | None = None
         self._batch_block: Block | None = None  # holds the values of `_batch` if the block itself is borrowed
@@ -403,7 +415,8 @@ class RolloutSource(Source, Stateful[CollectionState]):
     def set_seed(self, seed: int, static_seed: bool) -> int:
         """Seed the environments and the random actions, and reset. Return the last seed that was used."""
         last = seed_env(self.env, seed, static_seed)
-        self._draws.seed(seed)
+        self._draws.actions.seed(seed)
+        self._draws.policy.seed(seed)
         self.reset()
         return last
 
@@ -432,7 +445,14 @@ class RolloutSource(Source, Stateful[CollectionState]):
 
     def stats(self) -> CollectorStats:
         """Return a snapshot of the counters."""
-        return self._now.counts.stats(self._now.trajectories)
+        return self._now.counts.stats(self._now.trajectories, self.said_of_policy)
+
+    @property
+    def said_of_policy(self) -> tuple[str, ...]:
+        """See `CollectorStats.policy`."""
+        actor = self.plan.actor
+        native = actor.native if isinstance(actor, PolicyActor) else None
+        return () if native is None else tuple(native.said)
 
     def recent_episodes(self) -> list[Episode]:
         """Return the last ended episodes."""
@@ -443,12 +463,13 @@ class RolloutSource(Source, Stateful[CollectionState]):
         return CollectionState(
             self._now.counts,
             self._now.trajectories,
-            self._draws.snapshot(),
+            self._draws.actions.snapshot(),
             self.plan.actor.carry.snapshot(),
             self.policy_version,
             EpisodePosition.of(
                 self.env, self.plan.stepper, self._now.reset_first or self.plan.stepper.disturbed
             ),
+            self._draws.policy.snapshot(),
         )
 
     def parse(self, state: Any) -> CollectionState:
@@ -457,17 +478,19 @@ class RolloutSource(Source, Stateful[CollectionState]):
         return CollectionState(
             FrameCounts.read(reader.get("ledger")),
             TrajectoryIds.read(reader.get("trajectories")).of_environments(self.num_envs),
-            self._draws.parse(reader.get("generator")),
+            self._draws.actions.parse(reader.get("generator")),
             self.plan.actor.carry.parse(reader.get("carry")),
             reader.integer("policy_version"),
             EpisodePosition.read(reader.get("place"), self.env, self.plan.stepper)
             if "place" in reader
             else EpisodePosition(),
+            self._draws.policy.parse(reader.get("random") if "random" in reader else None),
         )
 
     def adopt(self, value: CollectionState) -> None:
         """Resume from a value. Environments that can't be restored are reset before the next batch."""
-        self._draws.adopt(value.generator)
+        self._draws.actions.adopt(value.generator)
+        self._draws.policy.adopt(value.random)
         self.plan.actor.carry.adopt(value.carry)
         self.policy_version = value.policy_version
         value.place.take_up(self.env, self.plan.stepper)

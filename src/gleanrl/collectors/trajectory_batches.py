@@ -179,7 +179,6 @@ class CompleteTrajectories(Source):
         unfinished, away = sum(retained.discards.values()), retained.frames()
         return replace(
             found,
-            stepped=found.stepped - away,
             delivered=found.delivered - away - unfinished,
             discarded=found.discarded + unfinished,
             reasons={

@@ -12,6 +12,7 @@ from tensordict import TensorDict, TensorDictBase
 from gleanrl._arrays.devices import as_device
 from gleanrl._arrays.tensordicts import NestedKey, leaf_at
 from gleanrl._rollout.env_traits import EnvTraits, has_mask
+from gleanrl._rollout.native_policies import Backend
 from gleanrl._rollout.policies import RandomPolicy
 from gleanrl._rollout.protocol import FREELY, EpisodeRules, Stepper, Usage
 from gleanrl._rollout.step_mdp import advance, step_mdp
@@ -146,6 +147,7 @@ class Running(SpecProperties):
         *,
         break_when_all_done: bool | None = None,
         trust_policy: bool = False,
+        policy_backend: Backend = "torch",
     ) -> TensorDictBase:
         """Run `policy` for at most `max_steps` steps and return the trajectories, ``[*batch, T]``.
 
@@ -172,6 +174,7 @@ class Running(SpecProperties):
             break_when_all_done: whether to stop once every environment has ended a trajectory. An environment that ends
                 earlier is reset and stepped further, but the result repeats its last step instead.
             trust_policy: whether to call the policy on TensorDicts, regardless of its signature.
+            policy_backend: see `SyncDataCollector`. Rollouts with gradients are computed by torch.
 
         Returns:
             The steps; the last dimension is called ``"time"``.
@@ -181,10 +184,11 @@ class Running(SpecProperties):
                 cause's type. A reset from `tensordict` raises the cause itself.
             EnvironmentContractError, PolicyError: if the environment or the policy breaks its specs.
             InvalidArgumentError: if both `break_when_any_done` and `break_when_all_done` are True, or `max_steps` isn't
-                a positive integer.
+                a positive integer, or `policy_backend` isn't one of the names.
             MissingArgumentError: if `auto_reset` is False and `tensordict` is None.
             UnsupportedError: for `set_truncated` without a truncated flag. Also for `out`, `set_truncated` or
-                `break_when_all_done`, if data can only be stacked lazily.
+                `break_when_all_done`, if data can only be stacked lazily. Also for ``policy_backend="native"``, if
+                torch has to compute the policy, or it draws random actions.
             ClosedError: if the environment was closed and isn't reopened.
         """
         if auto_reset:
@@ -204,6 +208,7 @@ class Running(SpecProperties):
             set_truncated,
             callback,
             trust_policy,
+            policy_backend,
         )
         env: Any = self
         return run_rollout(env, max_steps, policy, tensordict, options, out)

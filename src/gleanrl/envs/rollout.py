@@ -20,8 +20,9 @@ from gleanrl._rollout.env_traits import Env, EnvTraits, extra
 from gleanrl._rollout.errors import StepFault, explain
 from gleanrl._rollout.infer_outputs import device_of_policy
 from gleanrl._rollout.loop import collect, with_gradients
+from gleanrl._rollout.native_policies import Backend, check_backend
 from gleanrl._rollout.plan import Handling, RolloutPlan, plan_rollout
-from gleanrl._rollout.policies import OwnActions, wrap_policy
+from gleanrl._rollout.policies import OwnActions, only_draws, wrap_policy
 from gleanrl._rollout.protocol import EpisodeRules
 from gleanrl._rollout.step_mdp import advance, end_flags
 from gleanrl._rollout.tensordict_stepper import any_set
@@ -92,6 +93,22 @@ class RolloutOptions:
     set_truncated: bool = False
     callback: Callable[[Any, TensorDictBase], Any] | None = None
     trust_policy: bool = False
+    policy_backend: Backend = "torch"
+
+
+def random_with_native() -> UnsupportedError:
+    """Return the error for ``policy_backend="native"`` with a policy that only draws random actions."""
+    return UnsupportedError(
+        "policy_backend='native': random actions are drawn in one call anyway, without a policy to compute; leave "
+        "policy_backend out, or pass 'auto'"
+    )
+
+
+def require_computed(plan: RolloutPlan, backend: Backend) -> RolloutPlan:
+    """Return `plan`; raise `UnsupportedError` if `backend` is ``"native"`` and the policy draws random actions."""
+    if backend == "native" and (only_draws(plan.policy) or isinstance(plan.policy, OwnActions)):
+        raise random_with_native()
+    return plan
 
 
 def run_rollout(
@@ -104,6 +121,7 @@ def run_rollout(
 ) -> TensorDictBase:
     """Run `policy` in `env`; see `EnvBase.rollout`."""
     max_steps = positive("max_steps", max_steps)
+    backend = check_backend(options.policy_backend)
     if root is not None and root.batch_size != env.batch_size and not extra(env, "batch_locked", True):
         # A `rand_action` that the class overrides must be called on `env` itself, not on the resized environment.
         if policy is None and EnvTraits.of(env).own_actions:
@@ -124,9 +142,12 @@ def run_rollout(
             start = _with_state(env, start)
     if not EnvTraits.of(env).stackable:
         return _unstacked(env, max_steps, policy, env.reset() if start is None else start, options, out)
-    handling = Handling(trusted=options.trust_policy)
+    handling = Handling(trusted=options.trust_policy, backend=backend)
     rules = EpisodeRules(reset_when_done=not options.break_when_any_done)
-    plan = plan_rollout(env, policy, policy_device, start, act_now=True, rules=rules, handling=handling)
+    # A call that shows the policy's outputs is torch's, so the native way doesn't act by it.
+    act_now = backend != "native" or torch.is_grad_enabled()
+    plan = plan_rollout(env, policy, policy_device, start, act_now, rules, handling=handling)
+    require_computed(plan, backend)
     try:
         blocks = with_gradients(plan.gradients, _run, original, plan, max_steps, options)
     except StepFault as fault:
@@ -165,6 +186,7 @@ def _unstacked(
         "out": out is not None,
         "set_truncated": options.set_truncated,
         "break_when_all_done": options.break_when_all_done,
+        "policy_backend='native'": options.policy_backend == "native",
     }
     for name, wanted in options_of_dense_data.items():
         if wanted:

@@ -12,6 +12,7 @@ from tensordict.nn import InteractionType
 from gleanrl._arrays.devices import as_device, require_device
 from gleanrl._process.ray import RayRuntime
 from gleanrl._process.worker import Timeouts
+from gleanrl._rollout.native_policies import Backend
 from gleanrl._util import flag, integer, positive
 from gleanrl.collectors.base import SourceCollector, repr_of
 from gleanrl.collectors.build import is_placed
@@ -73,8 +74,8 @@ class RayCollector(SourceCollector):
         policy_device: device that policies run on, in the nodes.
         max_frames_per_traj: see `SyncDataCollector`. The same holds for `init_random_frames`, `reset_at_each_iter`,
             `postproc`, `split_trajs`, `exploration_type`, `replay_buffer`, `extend_buffer`, `trust_policy`,
-            `no_cuda_sync`, `trajs_per_batch`, `trajs_per_write`, `traj_format`, `track_policy_version`,
-            `pre_collect_hook`, `post_collect_hook`, `nonfinite` and `progress`.
+            `policy_backend`, `no_cuda_sync`, `trajs_per_batch`, `trajs_per_write`, `traj_format`,
+            `track_policy_version`, `pre_collect_hook`, `post_collect_hook`, `nonfinite` and `progress`.
         collector_class: the nodes' collector: ``"single"`` for `SyncDataCollector`, ``"sync"`` for
             `MultiSyncDataCollector`, ``"async"`` for `MultiaSyncDataCollector`; or one of these classes or a subclass.
         collector_kwargs: further keywords of the nodes' collectors, such as ``cat_results`` or ``create_env_kwargs``;
@@ -153,6 +154,7 @@ class RayCollector(SourceCollector):
         replay_buffer: Any = None,
         extend_buffer: bool = True,
         trust_policy: bool | None = None,
+        policy_backend: Backend = "torch",
         no_cuda_sync: bool | None = None,
         weight_updater: WeightUpdaterBase | Callable[[], WeightUpdaterBase] | None = None,
         trajs_per_batch: int | None = None,
@@ -185,6 +187,7 @@ class RayCollector(SourceCollector):
             "reset_at_each_iter": reset_at_each_iter,
             "exploration_type": exploration_type,
             "trust_policy": trust_policy,
+            "policy_backend": policy_backend,
             "no_cuda_sync": bool(no_cuda_sync),
             "track_policy_version": track_policy_version,
             "nonfinite": nonfinite,

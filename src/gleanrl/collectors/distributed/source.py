@@ -26,6 +26,7 @@ from gleanrl.collectors.frame_accounting import (
     Numbering,
     WorkerStats,
     means_of,
+    texts_of_workers,
 )
 from gleanrl.collectors.source import Collected, Loading, Source
 from gleanrl.collectors.workers.controller import UNFINISHED
@@ -333,6 +334,7 @@ class NodeSource(Source):
             mean_return=mean_return,
             mean_length=mean_length,
             workers=workers,
+            policy=texts_of_workers(node.outcome.stats.policy for node in self.controller.now.nodes),
         )
 
     def recent_episodes(self) -> Sequence[Episode]:

@@ -14,8 +14,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
+
+from gleanrl._arrays.block import Block
+from gleanrl._arrays.schema import Field, Schema
 from gleanrl._os.shared_memory import fence
-from gleanrl._process.shared_columns import OWN, STEP, WORK
+from gleanrl._process.shared_columns import OWN, STEP, WORK, SharedRows
 from gleanrl.collectors.frame_accounting import NUM_RECENT, Episode
 from gleanrl.collectors.source import Grant
 
@@ -31,6 +35,8 @@ PUBLISHED, WRITING, WRITING_OWN, PULLED = range(OWN + 4, OWN + 8)
 The owner writes the published copy, and the copies that are being written for all workers and for this worker. The
 worker writes the copy that it uses.
 """
+SAID = OWN + 12
+"""Number of times that the worker has written other texts; see `SharedTexts`."""
 MARKED = OWN + 15
 """The minimal version that frames carry, even if the weights have a lower one."""
 NEXT_ID, EPISODES, BUSY, IDLE = range(OWN + 8, OWN + 12)
@@ -207,3 +213,47 @@ class SharedCounters:
         """Return the counters of grants as text."""
         words: Any = self.words
         return f"Words(granted={words[GRANTED]}, begun={words[BEGUN]}, served={words[SERVED]})"
+
+
+_TEXT = ("text",)
+_TEXT_BYTES = 8192
+
+
+class SharedTexts:
+    """The texts of `CollectorStats.policy` in shared memory, used by the owner and by the worker.
+
+    Double-buffered, as the texts change rarely: a reader would get mixed texts only if they changed twice meanwhile.
+
+    Args:
+        words: the worker's progress.
+        blocks: the worker's part of the two blocks of `rows`.
+    """
+
+    def __init__(self, words: memoryview, blocks: Sequence[Block]) -> None:
+        self._words = words
+        self._bytes: list[Any] = [block.column(_TEXT).reshape(-1).numpy() for block in blocks]
+        self._written: tuple[str, ...] = ()
+
+    @staticmethod
+    def rows(num_workers: int) -> SharedRows:
+        """Return the rows of one block of texts."""
+        field = Field(torch.Size((_TEXT_BYTES,)), torch.uint8)
+        return SharedRows(Schema({_TEXT: field}), torch.Size((num_workers,)), 1)
+
+    def write(self, texts: tuple[str, ...]) -> None:
+        """Write the texts if they differ from the last ones. Longer ones than 8 KiB are cut; called by the worker."""
+        if texts == self._written:
+            return
+        number = self._words[SAID] + 1
+        data = "\0".join(texts).encode()[:_TEXT_BYTES]
+        buffer = self._bytes[number % 2]
+        buffer[: len(data)], buffer[len(data) :] = memoryview(data), 0
+        fence()  # the texts are complete before the owner sees their number
+        self._words[SAID], self._written = number, texts
+
+    def read(self) -> tuple[str, ...]:
+        """Return the last texts; empty if there are none."""
+        number = self._words[SAID]
+        fence()  # the texts are read after the number
+        text = self._bytes[number % 2].tobytes().rstrip(b"\0").decode(errors="ignore")
+        return tuple(text.split("\0")) if text else ()

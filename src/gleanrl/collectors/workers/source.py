@@ -26,11 +26,12 @@ from gleanrl.collectors.frame_accounting import (
     FrameCounts,
     WorkerStats,
     means_of,
+    texts_of_workers,
 )
 from gleanrl.collectors.source import Collected, Loading, Source
 from gleanrl.collectors.workers.controller import UNFINISHED, PoolConfig, WorkerController
 from gleanrl.collectors.workers.progress import Consumed
-from gleanrl.collectors.workers.shared_counters import BUSY, EPISODES, IDLE, MARKED
+from gleanrl.collectors.workers.shared_counters import BUSY, EPISODES, IDLE, MARKED, SharedTexts
 from gleanrl.collectors.workers.weights import SharedWeights, mark_frames
 from gleanrl.collectors.workers.worker import Bound, CollectorMaker
 from gleanrl.envs.vector.factories import Factory
@@ -59,6 +60,8 @@ class WorkerSource(Source):
         self._weights: SharedWeights | None = None
         self._notified: set[int] = set()  # workers that know the region of their separate weights
         self._region: Region | None = None
+        self._text_region: Region | None = None
+        self._texts: list[SharedTexts] = []
         self.controller = WorkerController(config, self._made_again)
         self.description = self.controller.description
         self.done_paths = self.description.done_paths
@@ -78,6 +81,13 @@ class WorkerSource(Source):
         rows = SharedRows(described.schema, size, max(self.steps(num_steps)))
         self._region = segment.region("rows", rows, self._config.makers[0].num_slots)
         self.controller.use(self._region)
+        if self._config.makers[0].recipe.policy_backend != "torch":
+            region = self._text_region = segment.region("texts", SharedTexts.rows(self.num_workers), 2)
+            blocks = [segment.block(region, number) for number in range(2)]
+            self._texts = [
+                SharedTexts(entry.words, [block.part(worker) for block in blocks])
+                for worker, entry in enumerate(counters)
+            ]
         self.controller.ask("bind", {worker: (self._bound(worker),) for worker in range(self.num_workers)})
 
     def _bound(self, worker: int) -> Bound | None:
@@ -86,8 +96,8 @@ class WorkerSource(Source):
         if self._region is None:
             return None
         if weights is None:
-            return Bound(self._region, worker)
-        return Bound(self._region, worker, weights.region, weights.own_region(worker))
+            return Bound(self._region, worker, texts=self._text_region)
+        return Bound(self._region, worker, weights.region, weights.own_region(worker), self._text_region)
 
     def _made_again(self, worker: int, generation: int, first_id: int) -> CollectorMaker:
         """Return the maker of a worker's replacement, with the memory, the trajectory ids and a seed for it."""
@@ -318,7 +328,7 @@ class WorkerSource(Source):
         return self.controller.now.counts.spent
 
     def stats(self) -> CollectorStats:
-        """Return the present counters; the workers' counters are read from shared memory."""
+        """Return the present counters; the workers' counters and texts are read from shared memory."""
         found = self.controller.now.counts.stats()
         workers = tuple(self._worker_stats(worker) for worker in range(self.num_workers))
         mean_return, mean_length = means_of(self.recent_episodes())
@@ -328,6 +338,7 @@ class WorkerSource(Source):
             mean_return=mean_return,
             mean_length=mean_length,
             workers=workers,
+            policy=texts_of_workers(texts.read() for texts in self._texts),
         )
 
     def recent_episodes(self) -> list[Episode]:

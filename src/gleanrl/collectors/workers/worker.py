@@ -33,6 +33,7 @@ from gleanrl.collectors.workers.shared_counters import (
     SERVED,
     Share,
     SharedCounters,
+    SharedTexts,
 )
 from gleanrl.collectors.workers.weights import PulledWeights, fields_of
 from gleanrl.envs.vector.factories import Factory
@@ -109,12 +110,14 @@ class Bound(NamedTuple):
         worker: the worker's index in the first dimension of the blocks.
         weights: region of the weights of all workers; None if the policy has none.
         own_weights: region of the worker's separate weights; None if it has none.
+        texts: region of the texts of all workers; None with ``policy_backend="torch"``, which has none.
     """
 
     rows: Region
     worker: int
     weights: Region | None = None
     own_weights: Region | None = None
+    texts: Region | None = None
 
 
 @dataclass(frozen=True)
@@ -218,6 +221,7 @@ class CollectorWorker:
         self._collection, self._storing = assembly.collection, assembly.devices.storing
         self._segment, self._counters, self._watch = segment, counters, watch
         self._blocks: list[Block] = []
+        self._texts: SharedTexts | None = None
         self._ended = clock.monotonic()
         self._before: dict[int, TrajectoryIds] = {}
         """The trajectories before each of the latest shares, by slot."""
@@ -275,12 +279,14 @@ class CollectorWorker:
     def _finish(self, number: int, share: Share, begun: float) -> None:
         """Write the result of a share, and add up the time spent on waiting and collecting.
 
-        The result comes last: an owner that sees the share finished also sees its episodes.
+        The result comes last: an owner that sees the share finished also sees its episodes and texts.
         """
         words, ended = self._counters.words, clock.monotonic()
         words[IDLE] += int((begun - self._ended) * 1e9)
         words[BUSY] += int((ended - begun) * 1e9)
         self._ended = ended
+        if self._texts is not None:
+            self._texts.write(self._collection.said_of_policy)
         self._publish_episodes(begun)
         self._counters.finish(number, share)
 
@@ -318,6 +324,9 @@ class CollectorWorker:
         """Fill these blocks from now on, and copy weights from these regions; None keeps the former ones."""
         numbers = range(bound.rows.num_blocks)
         self._blocks = [self._segment.block(bound.rows, number).part(bound.worker) for number in numbers]
+        if bound.texts is not None:
+            texts = [self._segment.block(bound.texts, number).part(bound.worker) for number in range(2)]
+            self._texts = SharedTexts(self._counters.words, texts)
         weights = self._collection.weights
         assert isinstance(weights, PulledWeights)
         weights.bind(self._segment, bound.weights)
