@@ -23,6 +23,7 @@ from benchmarks import (
     memory,
     multiprocess,
     multiprocess_gauges,
+    native,
     prioritized,
     programs,
     ray,
@@ -39,6 +40,7 @@ from benchmarks.harness import Case, Gauge, GaugeResult, run_case, run_gauge
 EVERYTHING: tuple[Case | Gauge, ...] = (
     *collection.CASES,
     *vector_envs.CASES,
+    *native.CASES,
     *devices.CASES,
     *device_replay.CASES,
     *envs.CASES,

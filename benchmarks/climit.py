@@ -1,4 +1,4 @@
-"""Calls of `climit.c` on numpy arrays; the first call compiles it."""
+"""Calls of `climit.c` and `limits/actor.c` on numpy arrays; the first call of each compiles it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 SOURCE = Path(__file__).with_name("climit.c")
+ACTOR = SOURCE.parent / "limits" / "actor.c"
 BUILD = Path(__file__).resolve().parents[1] / "out" / "benchmarks" / "build"
 COMPILE = ("-c", "-O3", "-march=native", "-ffast-math", "-fPIC")
 LINK = ("-shared",)
 """Flags without -ffast-math: with it, the linker could add code that flushes subnormals in the whole process."""
 _P, _L, _I, _D = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_double
-SIGNATURES = {
-    "gather_k": [_P, _P, _P, _I, _P, _L],
-    "gather_runs": [_P, _P, _P, _I, _P, _L, _L],
-    "powers": [_P, _D, _D, _P, _L],
-    "weights": [_P, _D, _D, _P, _L],
-    "oct_update": [_P, _P, _I, _P, _P, _L],
-    "oct_draw": [_P, _P, _I, _P, _P, _P, _L, _P],
-    "bin_update": [_P, _L, _P, _P, _L],
-    "bin_draw": [_P, _L, _P, _P, _P, _L, _P],
+SIGNATURES: dict[Path, dict[str, list[Any]]] = {
+    SOURCE: {
+        "gather_k": [_P, _P, _P, _I, _P, _L],
+        "gather_runs": [_P, _P, _P, _I, _P, _L, _L],
+        "powers": [_P, _D, _D, _P, _L],
+        "weights": [_P, _D, _D, _P, _L],
+        "oct_update": [_P, _P, _I, _P, _P, _L],
+        "oct_draw": [_P, _P, _I, _P, _P, _P, _L, _P],
+        "bin_update": [_P, _L, _P, _P, _L],
+        "bin_draw": [_P, _L, _P, _P, _P, _L, _P],
+    },
+    ACTOR: {"act": [_P, _P, _P, _P, _P, _L]},
 }
 
 
@@ -65,10 +69,10 @@ def _run(source: Path, command: Sequence[str]) -> None:
 
 
 @functools.cache
-def load() -> ctypes.CDLL:
-    """Load the library and declare the types of its functions; see `build`."""
-    lib = ctypes.CDLL(str(build(SOURCE)))
-    for name, arguments in SIGNATURES.items():
+def load(source: Path = SOURCE) -> ctypes.CDLL:
+    """Load the library of a source and declare the types of its functions; see `build`."""
+    lib = ctypes.CDLL(str(build(source)))
+    for name, arguments in SIGNATURES[source].items():
         function = getattr(lib, name)
         function.argtypes, function.restype = arguments, None
     return lib
@@ -209,6 +213,39 @@ class BinaryTree(Tree):
 
     def _ascend(self, index: int, leaves: int, n: int) -> None:
         self._lib.bin_update(*self._where, index, leaves, n)
+
+
+class _ActorState(ctypes.Structure):
+    _fields_ = [*((name, _P) for name in ("w1", "b1", "w2", "b2", "w3", "b3")), ("state", ctypes.c_uint64)]
+
+
+class Actor:
+    """A network 4-64-64-2 with tanh, a Categorical and its log-probability, for all rows of columns.
+
+    Args:
+        layers: weight and bias of each of the three layers, as torch has them: (out, in) and (out,) float32.
+        observation: (n, 4) float32, the rows to compute.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[tuple[NDArray[np.float32], NDArray[np.float32]]],
+        observation: NDArray[np.float32],
+    ) -> None:
+        n = len(observation)
+        self.action, self.score = np.zeros(n, np.int64), np.zeros(n, np.float32)
+        self.logits = np.zeros((n, 2), np.float32)
+        # The attributes keep alive the memory that C has addresses of.
+        self._weights = [np.ascontiguousarray(one) for weight, bias in layers for one in (weight.T, bias)]
+        self._observation = np.ascontiguousarray(observation)
+        self._state = _ActorState(*(one.ctypes.data for one in self._weights), 1)
+        columns = (self._observation, self.action, self.logits, self.score)
+        self._arguments = (ctypes.byref(self._state), *(one.ctypes.data for one in columns), n)
+        self._act = load(ACTOR).act
+
+    def __call__(self) -> None:
+        """Fill `action` (n,) int64, `logits` (n, 2) float32 and the log-probabilities `score` (n,) float32."""
+        self._act(*self._arguments)
 
 
 def _padded(level: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from typing import Any
 
 from tensordict import TensorDictBase
-from tensordict.nn import (
-    ProbabilisticTensorDictModule,
-    ProbabilisticTensorDictSequential,
-    TensorDictModule,
-)
+from tensordict.nn import TensorDictModule
 from tensordict.nn.distributions import OneHotCategorical
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.harness import Case, Setup, Target, Work
 from benchmarks.recording_loop import recording_loop
+from benchmarks.sampled import Sampled
 from benchmarks.workload import FRAMES_ENV, Greedy, make_policy, mlp
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.envs import GymEnv
@@ -26,11 +24,13 @@ STEPS = 200
 PEERS = ("torchrl", "sb3", "tianshou")
 
 
-def by_hand(name: str, policy: Callable[[], Callable[[Tensor], Tensor]] | None, frames: int) -> Setup:
-    """Return the set-up of the recording loop's side, with `frames` frames per turn."""
+def by_hand(
+    name: str, policy: Callable[[], Callable[[Tensor], Any]] | None, frames: int, **options: Any
+) -> Setup:
+    """Return the set-up of the recording loop's side, with `frames` frames per turn; see `recording_loop`."""
 
     def setup() -> Work:
-        batches = recording_loop(name, policy() if policy else None, steps=STEPS)
+        batches = recording_loop(name, policy() if policy else None, steps=STEPS, **options)
 
         def work() -> int:
             for _ in islice(batches, frames // STEPS):
@@ -42,17 +42,33 @@ def by_hand(name: str, policy: Callable[[], Callable[[Tensor], Tensor]] | None, 
     return setup
 
 
-def ours(name: str, policy: Callable[[], Any] | None, frames: int) -> Setup:
-    """Return the set-up of the collector's side, with `frames` frames per turn."""
+def ours(
+    name: str,
+    policy: Callable[[], Any] | None,
+    frames: int,
+    steps: int = STEPS,
+    indices: bool = False,
+    **options: Any,
+) -> Setup:
+    """Return the set-up of the collector's side.
+
+    Args:
+        name: the environment's id.
+        policy: builds the policy; None draws random actions.
+        frames: frames per turn.
+        steps: steps of a batch.
+        indices: whether discrete actions are indices instead of one-hot vectors.
+        options: further arguments of the collector.
+    """
 
     def setup() -> Work:
-        env = GymEnv(name)
+        env = GymEnv(name, categorical_action_encoding=indices)
         actor = policy() if policy else RandomPolicy(env.action_spec)
-        collector = SyncDataCollector(env, actor, frames_per_batch=STEPS, total_frames=-1)
+        collector = SyncDataCollector(env, actor, frames_per_batch=steps, total_frames=-1, **options)
         batches = iter(collector)
 
         def work() -> int:
-            for _ in islice(batches, frames // STEPS):
+            for _ in islice(batches, frames // steps):
                 pass
             return frames
 
@@ -77,21 +93,7 @@ def td_callable() -> Callable[[TensorDictBase], TensorDictBase]:
     return act
 
 
-def sampled_by_hand() -> Callable[[Tensor], Tensor]:
-    """Build a policy that draws one-hot actions from the distribution whose logits the network computes."""
-    net = mlp(4, 2)
-    return lambda observation: OneHotCategorical(logits=net(observation)).sample()
-
-
-def sampled_by_module() -> nn.Module:
-    """Build the same policy as tensordict's sequence of a network and a distribution."""
-    module: nn.Module = ProbabilisticTensorDictSequential(
-        TensorDictModule(mlp(4, 2), in_keys=["observation"], out_keys=["logits"]),
-        ProbabilisticTensorDictModule(
-            in_keys=["logits"], out_keys=["action"], distribution_class=OneHotCategorical
-        ),
-    )
-    return module
+ONE_HOT = Sampled(partial(mlp, 4, 2), ("logits",), OneHotCategorical)
 
 
 def _case(
@@ -159,7 +161,7 @@ CASES = (
         "CartPole-v1",
         0.8,
         1000,
-        policy=sampled_by_module,
-        reference=sampled_by_hand,
+        policy=ONE_HOT.by_module,
+        reference=ONE_HOT.by_hand,
     ),
 )

@@ -53,6 +53,7 @@ def collected(
     batches: int,
     unit: int,
     stepwise: bool = False,
+    **options: Any,
 ) -> Setup:
     """Return the set-up of a collector's side.
 
@@ -62,6 +63,7 @@ def collected(
         batches: batches of 200 steps per turn.
         unit: units of work per step.
         stepwise: whether the collector calls an interruptor after every step, so that no worker can run ahead.
+        options: further arguments of the collector.
     """
 
     def setup() -> Work:
@@ -73,6 +75,7 @@ def collected(
             frames_per_batch=frames,
             total_frames=-1,
             interruptor=Never() if stepwise else None,
+            **options,
         )
         source = iter(collector)
 

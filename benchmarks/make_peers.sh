@@ -19,11 +19,14 @@ pip() { "$venv/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
 pip install --no-compile --constraint "$constraints" torch numpy
 pip install --no-compile --constraint "$constraints" gymnasium tensordict
 complete=yes
-for peer in torchrl stable-baselines3 tianshou cpprb flashbax; do
-    if pip install --no-compile --constraint "$constraints" "$peer"; then
-        echo "peers: $peer installed"
+# PufferLib's package downloads a graphics library from GitHub when it is built. pufferlib-core is its Python part, built;
+# it asks for another torch, so it is installed without its dependencies, which the other packages have.
+for peer in torchrl stable-baselines3 tianshou cpprb flashbax "--no-deps pufferlib-core"; do
+    # shellcheck disable=SC2086 # options and the name are separate words
+    if pip install --no-compile --constraint "$constraints" $peer; then
+        echo "peers: ${peer##* } installed"
     else
-        echo "peers: $peer did not install and is left out" >&2
+        echo "peers: ${peer##* } did not install and is left out" >&2
         complete=no
     fi
 done

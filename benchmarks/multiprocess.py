@@ -60,7 +60,13 @@ def collector_of(
 
 
 def ours(
-    kind: Kind, workers: int, name: str, policy: Callable[[], Any] | None, batches: int, steps: int = STEPS
+    kind: Kind,
+    workers: int,
+    name: str,
+    policy: Callable[[], Any] | None,
+    batches: int,
+    steps: int = STEPS,
+    **options: Any,
 ) -> Setup:
     """Return the set-up of a collector's side. In a turn each worker makes `batches` times `steps` steps.
 
@@ -70,7 +76,7 @@ def ours(
     """
 
     def setup() -> Work:
-        collector = collector_of(kind, workers, name, policy() if policy else None, steps)
+        collector = collector_of(kind, workers, name, policy() if policy else None, steps, **options)
         source = iter(collector)
         ready, parts = (0, 1) if kind == "sync" else (BLOCKS * workers - 1, workers)
 

@@ -89,43 +89,57 @@ def native(num_envs: int) -> Any:
     return gym.make_vec(NAME, num_envs, "vector_entry_point")
 
 
+def wrapped(num_envs: int) -> GymWrapper:
+    """Return the same as an environment of ours."""
+    return GymWrapper(native(num_envs))
+
+
 def serial(num_envs: int) -> Any:
     """Return gymnasium's vector of single environments, without automatic resets."""
     kwargs = {"autoreset_mode": AutoresetMode.DISABLED, "copy": False}
     return gym.make_vec(NAME, num_envs, "sync", kwargs, disable_env_checker=True)
 
 
-def by_hand(make: Callable[[int], Any], num_envs: int, policy: Callable[[], Policy] | None) -> Setup:
-    """Return the set-up of the loop's side, with one batch per turn."""
+def by_hand(
+    make: Callable[[int], Any], num_envs: int, policy: Callable[[], Policy] | None, batches: int = 1
+) -> Setup:
+    """Return the set-up of the loop's side, with `batches` batches per turn."""
 
     def setup() -> Work:
-        batches = vector_loop(make(num_envs), policy() if policy else None)
+        source = vector_loop(make(num_envs), policy() if policy else None)
 
         def work() -> int:
-            next(batches)
-            return num_envs * STEPS
+            for _ in islice(source, batches):
+                pass
+            return batches * num_envs * STEPS
 
         return work
 
     return setup
 
 
-def ours(make: Callable[[int], Any], num_envs: int, policy: Callable[[], Any] | None) -> Setup:
-    """Return the set-up of the collector's side, with one batch per turn."""
+def ours(
+    make: Callable[[int], Any],
+    num_envs: int,
+    policy: Callable[[], Any] | None,
+    batches: int = 1,
+    **options: Any,
+) -> Setup:
+    """Return the set-up of the collector's side, with `batches` batches per turn and further arguments."""
 
     def setup() -> Work:
         actor = None
         if policy:
             actor = TensorDictModule(policy(), in_keys=["observation"], out_keys=["action"])
         collector = SyncDataCollector(
-            make(num_envs), actor, frames_per_batch=num_envs * STEPS, total_frames=-1
+            make(num_envs), actor, frames_per_batch=num_envs * STEPS, total_frames=-1, **options
         )
-        batches = iter(collector)
+        source = iter(collector)
 
         def work() -> int:
-            for _ in islice(batches, 1):
+            for _ in islice(source, batches):
                 pass
-            return num_envs * STEPS
+            return batches * num_envs * STEPS
 
         return work
 
@@ -139,12 +153,12 @@ def _case(
     num_envs: int,
     policy: Callable[[], Any] | None = None,
 ) -> Case:
-    bare, wrapped = sides
-    both = {"vector loop": by_hand(bare, num_envs, policy), "gleanrl": ours(wrapped, num_envs, policy)}
+    bare, made = sides
+    both = {"vector loop": by_hand(bare, num_envs, policy), "gleanrl": ours(made, num_envs, policy)}
     return Case(f"vector/{name}", title, "frame", both, "vector loop", targets=(Target(0.8),))
 
 
-_NATIVE = (native, lambda num_envs: GymWrapper(native(num_envs)))
+_NATIVE = (native, wrapped)
 _SERIAL = (serial, lambda num_envs: GymEnv(NAME, num_envs=num_envs))
 CASES = (
     _case("native-random", "CartPole's native vector environment of 64, random actions", _NATIVE, 64),

@@ -100,12 +100,12 @@ def make_env(name: str) -> gym.Env[Any, Any]:
     return gym.make(name, disable_env_checker=True)
 
 
-def mlp(inputs: int, outputs: int) -> nn.Sequential:
-    """Return the 2x64 tanh network of all cases, with the same weights each time."""
+def mlp(inputs: int, outputs: int, width: int = 64) -> nn.Sequential:
+    """Return the tanh network of all cases, with two hidden layers and the same weights each time."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.Sequential(
-            nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs)
+            nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, outputs)
         )
 
 

@@ -122,6 +122,7 @@ def sampling(kind: str, calls: int) -> Callable[[], Work]:
 SETUPS = {
     "collection/cartpole-random": collecting("CartPole-v1", False, 2000),
     "collection/cartpole-mlp": collecting("CartPole-v1", True, 1000),
+    "native/greedy-forward": collecting("CartPole-v1", True, 1000),
     "collection/pendulum-random": collecting("Pendulum-v1", False, 1000),
     "collection/pendulum-mlp": collecting("Pendulum-v1", True, 1000),
     "collection/frames-random": collecting(FRAMES_ENV, False, 2000),

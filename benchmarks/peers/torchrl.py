@@ -327,6 +327,7 @@ SETUPS = {
     "collection/pendulum-random": collecting("Pendulum-v1", False, 400),
     "collection/pendulum-mlp": collecting("Pendulum-v1", True, 400),
     "collection/frames-random": collecting(FRAMES_ENV, False, 400),
+    "native/greedy-forward": collecting("CartPole-v1", True, 400),
     "devices/cartpole": collecting("CartPole-v1", True, 400, device=DEVICE),
     "devices/transformed": collecting("CartPole-v1", True, 400, (StepCounter, RewardSum), device=DEVICE),
     "device-replay/extend-cartpole-from-cpu": extending_there("cartpole", "cpu", 100),
