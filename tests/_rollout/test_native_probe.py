@@ -1,0 +1,91 @@
+"""The comparison with torch refuses programs that compute other values, and has no effect on the policy."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from gleanrl._arrays.schema import Field
+from gleanrl._rollout.native_forward import run_forward
+from gleanrl._rollout.native_modules import Emitter, MemberResults, Segment, emitted
+from gleanrl._rollout.native_probe import CantProbe, Probe
+from gleanrl._rollout.native_program import NotNative, ProgramBuilder, UnaryFunction
+from gleanrl._rollout.policy_modules import Member, members_of
+
+FIELDS = {("x",): Field(torch.Size([4]), torch.float32)}
+NO_BATCH = torch.Size()
+
+
+def member(module: nn.Module, source: str = "x", target: str = "y") -> Member:
+    (found,) = members_of(TensorDictModule(module, in_keys=[source], out_keys=[target]), NO_BATCH)
+    return found
+
+
+def emitter() -> Emitter:
+    return Emitter(ProgramBuilder(FIELDS), run_forward)
+
+
+def segment_of(function: UnaryFunction, emit: Emitter, source: str = "x", target: str = "y") -> MemberResults:
+    """Return the results of a member that applies `function` to an input."""
+    return MemberResults({(target,): emit.builder.unary(function, emit.builder.input((source,)))}, None, [])
+
+
+def test_a_program_with_another_function_is_refused() -> None:
+    emit, members = emitter(), [member(nn.Tanh())]
+    wrong = Segment(emit, [segment_of(UnaryFunction.SIGMOID, emit)])
+    with pytest.raises(NotNative, match="'y' differs"):
+        Probe(members, FIELDS, NO_BATCH).compare(members, 0, wrong)
+    right = emitted(members, emitter())
+    Probe(members, FIELDS, NO_BATCH).compare(members, 0, right)
+
+
+def test_the_first_wrong_member_is_named() -> None:
+    emit, members = emitter(), [member(nn.Tanh()), member(nn.ReLU(), "x", "z")]
+    made = [segment_of(UnaryFunction.TANH, emit), segment_of(UnaryFunction.TANH, emit, target="z")]
+    with pytest.raises(NotNative, match="'z' differs") as caught:
+        Probe(members, FIELDS, NO_BATCH).compare(members, 0, Segment(emit, made))
+    assert caught.value.position == 1
+
+
+def test_nan_must_be_where_torch_has_it() -> None:
+    emit, members = emitter(), [member(nn.Identity())]
+    quiet = emit.builder.unary(UnaryFunction.AT_LEAST, emit.builder.input(("x",)), -1e30)
+    Probe(members, FIELDS, NO_BATCH).compare(
+        members, 0, Segment(emit, [MemberResults({("y",): quiet}, None, [])])
+    )
+    emit = emitter()
+    x = emit.builder.input(("x",))
+    finite = emit.builder.unary(UnaryFunction.AT_MOST, x, 1e30)  # infinity becomes 1e30
+    with pytest.raises(NotNative, match="differs"):
+        Probe(members, FIELDS, NO_BATCH).compare(
+            members, 0, Segment(emit, [MemberResults({("y",): finite}, None, [])])
+        )
+
+
+class Counting(nn.Module):
+    """Counts its calls, so that it can't run natively, and draws a random number."""
+
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x + torch.rand(())
+
+
+def test_earlier_members_and_generators_are_unchanged() -> None:
+    counting = Counting()
+    members = [member(counting, target="h"), member(nn.Tanh(), "h")]
+    before = torch.get_rng_state()
+    rows = Probe(members, FIELDS, NO_BATCH)
+    fields = rows.fields_before(1)
+    assert fields[("h",)] == Field(torch.Size([4]), torch.float32)
+    emit = Emitter(ProgramBuilder(fields), run_forward)
+    rows.compare(members[1:], 1, emitted(members[1:], emit))
+    assert counting.calls == 0 and torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_policy_with_a_member_on_tensordicts_is_refused() -> None:
+    with pytest.raises(CantProbe, match="only known as a module on TensorDicts"):
+        Probe([Member(lambda batch: batch)], FIELDS, NO_BATCH)
