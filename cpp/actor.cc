@@ -17,7 +17,7 @@ using std::int64_t;
 using std::size_t;
 
 constexpr double kHalfLogTwoPi = 0.9189385332046727, kTwoPi = 6.283185307179586, kLogTwo = 0.6931471805599453;
-// The largest hyperbolic tangent that a squashed sample may have, so that its inverse stays finite.
+// The largest hyperbolic tangent that a squashed sample may have, so that its inverse stays finite: TorchRL's bound.
 constexpr double kLimit = static_cast<double>(static_cast<float>(1.0 - 1e-6));
 constexpr double kEpsilon = std::numeric_limits<float>::epsilon();
 
@@ -63,6 +63,160 @@ void widen(const std::byte* from, int64_t n, float* to) {
   }
 }
 
+// Checks operations in their order. Each slot is written once, by an operation before those that read it; each weight is
+// used once. Numbers are small, so that products don't overflow.
+class Checks {
+ public:
+  Checks(const std::vector<int64_t>& sizes, int num_inputs, int num_weights)
+      : sizes_(sizes), made_(sizes.size()), num_inputs_(num_inputs), weight_counts_(count_of(num_weights), -1) {
+    for (const int64_t size : sizes) require(size >= 0 && size < kMost, "slots below 2^24 floats");
+  }
+
+  bool is_made(int64_t slot) const { return is_slot(slot) && made_[count_of(slot)]; }
+
+  // The number of floats of each weight; -1 for one that no operation uses.
+  const std::vector<int64_t>& weight_counts() const { return weight_counts_; }
+
+  void check(const Operation& op) {
+    for (const int64_t number : op.sizes) require(number >= -1 && number < kMost, "numbers below 2^24");
+    for (const int from : op.from) require(is_made(from) || from == -1, "earlier results");
+    const bool may_lack_mask = op.kind == Kind::kCategorical || op.kind == Kind::kExplore;
+    for (size_t k = 0; k < op.from.size(); ++k) {
+      require(op.from[k] >= 0 || (may_lack_mask && k + 1 == op.from.size()), "earlier results");
+    }
+    make(op.to);
+    if (op.kind <= Kind::kNorm) {
+      check_weighted(op);
+    } else if (op.kind <= Kind::kCopy) {
+      check_arithmetic(op);
+    } else {
+      check_choice(op);
+    }
+  }
+
+ private:
+  static constexpr int64_t kMost = int64_t{1} << 24;
+
+  bool is_slot(int64_t slot) const { return slot >= 0 && slot < static_cast<int64_t>(sizes_.size()); }
+  int64_t size(int64_t slot) const { return sizes_[count_of(slot)]; }
+
+  void make(int64_t slot) {
+    require(is_slot(slot) && !made_[count_of(slot)], "a new slot for each result");
+    made_[count_of(slot)] = true;
+  }
+
+  void use_weight(int64_t number, int64_t count) {
+    require(number >= 0 && number < static_cast<int64_t>(weight_counts_.size()), "a weight that exists");
+    require(weight_counts_[count_of(number)] == -1, "a weight for each use");
+    weight_counts_[count_of(number)] = count;
+  }
+
+  void use_weight_or_none(int64_t number, int64_t count) {
+    if (number != -1) use_weight(number, count);
+  }
+
+  static void require_given(const Operation& op, size_t from, size_t sizes, size_t numbers) {
+    require(op.from.size() == from && op.sizes.size() == sizes && op.numbers.size() == numbers,
+            "arguments of the operation");
+  }
+
+  void check_weighted(const Operation& op) {
+    const auto& n = op.sizes;
+    if (op.kind == Kind::kInput) {
+      require_given(op, 0, 2, 0);
+      require(n[0] >= 0 && n[0] < num_inputs_, "an input that exists");
+      const bool known = n[1] == static_cast<int>(Dtype::kFloat32) || n[1] == static_cast<int>(Dtype::kBool);
+      require(known, "inputs of float32 or bool");
+    } else if (op.kind == Kind::kConstant) {
+      require_given(op, 0, 2, 0);
+      require(n[1] == size(op.to), "as many numbers as the slot has");
+      use_weight(n[0], n[1]);
+    } else if (op.kind == Kind::kDense) {
+      require_given(op, 1, 5, 0);
+      require(n[2] >= 0 && n[3] >= 1 && n[4] >= 0, "a layer with outputs");
+      require(size(op.from[0]) == n[2] * n[4] && size(op.to) == n[3] * n[4], "fitting slots");
+      use_weight(n[0], n[2] * n[3]);
+      use_weight_or_none(n[1], n[3]);
+    } else {
+      require_given(op, 1, 4, 1);
+      require(op.kind == Kind::kNorm, "a known operation");
+      require(n[2] >= 1 && n[3] >= 0 && size(op.from[0]) == n[2] * n[3] && size(op.to) == n[2] * n[3], "fitting slots");
+      use_weight_or_none(n[0], n[2]);
+      use_weight_or_none(n[1], n[2]);
+    }
+  }
+
+  void check_arithmetic(const Operation& op) {
+    const auto& n = op.sizes;
+    if (op.kind == Kind::kUnary) {
+      require_given(op, 1, 1, 2);
+      require(n[0] >= 0 && n[0] < kNumUnary && size(op.from[0]) == size(op.to), "a known function of equal slots");
+    } else if (op.kind == Kind::kBinary) {
+      require_given(op, 2, 1, 0);
+      require(n[0] >= 0 && n[0] <= static_cast<int>(Binary::kMinimum), "a known function");
+      for (const int from : op.from) require(size(from) == size(op.to) || size(from) == 1, "fitting slots");
+    } else {
+      require(n.size() == 1 + 3 * op.from.size() && n[0] >= 1, "three numbers for each part");
+      int64_t total = 0;
+      for (size_t part = 0; part < op.from.size(); ++part) {
+        const int64_t first = n[1 + 3 * part], count = n[2 + 3 * part], stride = n[3 + 3 * part];
+        require(first >= 0 && count >= 0 && first + count <= stride, "parts of the slots");
+        require(stride * n[0] == size(op.from[part]), "parts of the slots");
+        total += count;
+      }
+      require(total < kMost && total * n[0] == size(op.to), "fitting slots");
+    }
+  }
+
+  void check_choice(const Operation& op) {
+    const auto& n = op.sizes;
+    switch (op.kind) {
+      case Kind::kArgmax:
+        require_given(op, 1, 3, 0);
+        require(n[0] >= 1 && size(op.from[0]) == n[0] * n[1] && size(op.to) == n[1], "fitting slots");
+        break;
+      case Kind::kOneHot:
+        require_given(op, 1, 1, 0);
+        require(n[0] >= 1 && size(op.from[0]) == 1 && size(op.to) == n[0], "fitting slots");
+        break;
+      case Kind::kCategorical:
+        require_given(op, 2, 4, 0);
+        require(n[0] >= 1 && size(op.from[0]) == n[0] && size(op.to) == 1, "fitting slots");
+        require(op.from[1] == -1 || size(op.from[1]) == n[0], "a mask for all choices");
+        check_score(n[3], 1);
+        break;
+      case Kind::kGather:
+        require_given(op, 2, 0, 0);
+        require(size(op.from[0]) >= 1 && size(op.from[1]) == 1 && size(op.to) == 1, "fitting slots");
+        break;
+      case Kind::kExplore:
+        require_given(op, 3, 1, 0);
+        require(n[0] >= 1 && size(op.from[0]) == 1 && size(op.from[1]) == 1 && size(op.to) == 1, "fitting slots");
+        require(op.from[2] == -1 || size(op.from[2]) == n[0], "a mask for all choices");
+        break;
+      case Kind::kNormal:
+        require_given(op, 2, 4, 2);
+        for (const int from : op.from) require(size(from) == size(op.to) || size(from) == 1, "fitting slots");
+        require(size(op.to) <= 65536, "at most 65,536 numbers of a normal distribution");
+        check_score(n[3], n[2] != 0 ? 1 : size(op.to));
+        break;
+      default:
+        require(false, "a known operation");
+    }
+  }
+
+  void check_score(int64_t slot, int64_t count) {
+    if (slot == -1) return;
+    make(slot);
+    require(size(slot) == count, "a slot for the log-probability");
+  }
+
+  const std::vector<int64_t>& sizes_;
+  std::vector<bool> made_;
+  int num_inputs_;
+  std::vector<int64_t> weight_counts_;
+};
+
 }  // namespace
 
 ActorProgram::ActorProgram(std::vector<int64_t> slot_sizes, std::vector<Operation> operations,
@@ -71,112 +225,16 @@ ActorProgram::ActorProgram(std::vector<int64_t> slot_sizes, std::vector<Operatio
       operations_(std::move(operations)),
       outputs_(std::move(outputs)),
       num_inputs_(num_inputs),
-      weight_counts_(count_of(std::max(num_weights, 0)), -1),
-      packed_(count_of(std::max(num_weights, 0))),
       slots_(sizes_.size()) {
-  const auto num_slots = static_cast<int>(sizes_.size());
-  const auto is_slot = [num_slots](int64_t slot) { return slot >= 0 && slot < num_slots; };
-  for (const int64_t size : sizes_) require(size >= 0 && size < (int64_t{1} << 24), "slots below 2^24 floats");
-  const auto weight = [this](int64_t number, int64_t count) {
-    if (number < 0) return;
-    require(number < static_cast<int64_t>(weight_counts_.size()), "a weight that exists");
-    weight_counts_[count_of(number)] = count;
-  };
-  const auto size = [this](int64_t slot) { return sizes_[count_of(slot)]; };
-  for (const Operation& op : operations_) {
-    require(is_slot(op.to), "a result in a slot");
-    const bool may_lack_mask = op.kind == Kind::kCategorical || op.kind == Kind::kExplore;
-    for (const int from : op.from) require(is_slot(from) || (from == -1 && may_lack_mask), "slots");
-    const auto& n = op.sizes;
-    const auto given = [&](size_t from, size_t sizes, size_t numbers) {
-      require(op.from.size() == from && n.size() == sizes && op.numbers.size() == numbers,
-              "arguments of the operation");
-    };
-    switch (op.kind) {
-      case Kind::kInput:
-        given(0, 2, 0);
-        require(n[0] >= 0 && n[0] < num_inputs_, "an input that exists");
-        require(n[1] == static_cast<int>(Dtype::kFloat32) || n[1] == static_cast<int>(Dtype::kBool),
-                "inputs of float32 or bool");
-        break;
-      case Kind::kConstant:
-        given(0, 2, 0);
-        require(n[1] == size(op.to), "as many numbers as the slot has");
-        weight(n[0], n[1]);
-        break;
-      case Kind::kDense:
-        given(1, 5, 0);
-        require(n[2] >= 0 && n[3] >= 1 && n[4] >= 0, "a layer with outputs");
-        require(size(op.from[0]) == n[2] * n[4] && size(op.to) == n[3] * n[4] && op.from[0] != op.to, "fitting slots");
-        weight(n[0], n[2] * n[3]);
-        weight(n[1], n[3]);
-        break;
-      case Kind::kNorm:
-        given(1, 4, 1);
-        require(n[2] >= 1 && size(op.from[0]) == n[2] * n[3] && size(op.to) == n[2] * n[3], "fitting slots");
-        weight(n[0], n[2]);
-        weight(n[1], n[2]);
-        break;
-      case Kind::kUnary:
-        given(1, 1, 2);
-        require(n[0] >= 0 && n[0] < kNumUnary && size(op.from[0]) == size(op.to), "a known function of equal slots");
-        break;
-      case Kind::kBinary:
-        given(2, 1, 0);
-        require(n[0] >= 0 && n[0] <= static_cast<int>(Binary::kMinimum), "a known function");
-        for (const int from : op.from) require(size(from) == size(op.to) || size(from) == 1, "fitting slots");
-        break;
-      case Kind::kCopy: {
-        require(!n.empty() && n.size() == 1 + 3 * op.from.size() && n[0] >= 1, "three numbers for each part");
-        int64_t total = 0;
-        for (size_t part = 0; part < op.from.size(); ++part) {
-          const int64_t first = n[1 + 3 * part], count = n[2 + 3 * part], stride = n[3 + 3 * part];
-          require(first >= 0 && count >= 0 && first + count <= stride && op.from[part] != op.to &&
-                      stride * n[0] == size(op.from[part]),
-                  "parts of the slots");
-          total += count;
-        }
-        require(total * n[0] == size(op.to), "fitting slots");
-        break;
-      }
-      case Kind::kArgmax:
-        given(1, 3, 0);
-        require(n[0] >= 1 && size(op.from[0]) == n[0] * n[1] && size(op.to) == n[1], "fitting slots");
-        break;
-      case Kind::kOneHot:
-        given(1, 1, 0);
-        require(n[0] >= 1 && size(op.from[0]) == 1 && size(op.to) == n[0], "fitting slots");
-        break;
-      case Kind::kCategorical:
-        given(2, 4, 0);
-        require(n[0] >= 1 && op.from[0] >= 0 && size(op.from[0]) == n[0] && size(op.to) == 1, "fitting slots");
-        require(op.from[1] == -1 || size(op.from[1]) == n[0], "a mask for all choices");
-        require(n[3] == -1 || (is_slot(n[3]) && size(n[3]) == 1), "a slot for the log-probability");
-        break;
-      case Kind::kGather:
-        given(2, 0, 0);
-        require(size(op.from[0]) >= 1 && size(op.from[1]) == 1 && size(op.to) == 1, "fitting slots");
-        break;
-      case Kind::kExplore:
-        given(3, 1, 0);
-        require(n[0] >= 1 && op.from[0] >= 0 && op.from[1] >= 0, "choices");
-        require(size(op.from[0]) == 1 && size(op.from[1]) == 1 && size(op.to) == 1, "fitting slots");
-        require(op.from[2] == -1 || size(op.from[2]) == n[0], "a mask for all choices");
-        break;
-      case Kind::kNormal:
-        given(2, 4, 2);
-        for (const int from : op.from) require(size(from) == size(op.to) || size(from) == 1, "fitting slots");
-        require(size(op.to) <= 65536, "at most 65,536 numbers of a normal distribution");
-        require(n[3] == -1 || (is_slot(n[3]) && size(n[3]) == (n[2] ? 1 : size(op.to))), "a log-probability slot");
-        break;
-      default:
-        require(false, "a known operation");
-    }
-  }
+  require(num_inputs >= 0 && num_weights >= 0, "0 or more inputs and weights");
+  Checks checks(sizes_, num_inputs, num_weights);
+  for (const Operation& op : operations_) checks.check(op);
   for (const Output& output : outputs_) {
-    require(is_slot(output.slot), "outputs from slots");
+    require(checks.is_made(output.slot), "outputs from results");
     require(output.dtype >= Dtype::kFloat32 && output.dtype <= Dtype::kUint8, "a known dtype");
   }
+  weight_counts_ = checks.weight_counts();
+  packed_.resize(weight_counts_.size());
 }
 
 void ActorProgram::pack(const std::vector<Weight>& weights) {
@@ -205,15 +263,18 @@ void ActorProgram::pack(const std::vector<Weight>& weights) {
       copy(n[1], padded(out));
     }
   }
+  is_packed_ = true;
 }
 
 void ActorProgram::bind(std::vector<ColumnPlace> inputs, std::vector<ColumnPlace> outputs, int64_t num_parts,
                         int64_t num_steps, std::uint64_t key, std::uint64_t step, std::uint64_t first) {
   require(inputs.size() == count_of(num_inputs_) && outputs.size() == outputs_.size(), "a column for each key");
-  require(num_parts >= 0 && num_steps >= 0, "0 or more rows");
+  require(num_parts >= 0 && num_parts < (int64_t{1} << 31) && num_steps >= 0, "0 to 2^31 environments and steps");
+  require(is_packed_, "packed weights");
   if (num_parts != num_parts_ || memory_.empty()) {
     int64_t total = 0;
     for (const int64_t size : sizes_) total += size;
+    require(total < (int64_t{1} << 32), "fewer than 2^32 floats for each environment");
     memory_.assign(count_of(total * num_parts) + 1, 0.0f);
     float* next = memory_.data();
     for (size_t slot = 0; slot < sizes_.size(); ++slot) {
@@ -221,7 +282,8 @@ void ActorProgram::bind(std::vector<ColumnPlace> inputs, std::vector<ColumnPlace
       next += sizes_[slot] * num_parts;
     }
   }
-  // A column that is read and written must be copied before the outputs are written.
+  // A column that is read and written must be copied before the outputs are written. Columns of a block are the same or
+  // disjoint, so equal addresses suffice.
   copies_inputs_ = false;
   for (const ColumnPlace& input : inputs) {
     for (const ColumnPlace& output : outputs) copies_inputs_ |= input.data == output.data;
@@ -295,7 +357,8 @@ bool ActorProgram::run(size_t number, const Operation& op, int64_t t) {
     case Kind::kNorm:
       return run_norm(op);
     case Kind::kUnary:
-      return run_unary(op);
+      run_unary(op);
+      return true;
     case Kind::kBinary:
       run_binary(op);
       return true;
@@ -361,20 +424,15 @@ void ActorProgram::read(const Operation& op, int64_t t) {
   }
 }
 
-bool ActorProgram::run_unary(const Operation& op) {
+void ActorProgram::run_unary(const Operation& op) {
   const auto kind = static_cast<Unary>(op.sizes[0]);
   const auto a = static_cast<float>(op.numbers[0]), b = static_cast<float>(op.numbers[1]);
-  const Slot &x = slots_[count_of(op.from[0])], &y = slots_[count_of(op.to)];
   const int64_t size = sizes_[count_of(op.to)];
-  const bool together = x.stride == size && y.stride == size;
+  const bool together = slots_[count_of(op.from[0])].stride == size && slots_[count_of(op.to)].stride == size;
   const int64_t calls = together ? 1 : num_parts_, n = together ? size * num_parts_ : size;
   for (int64_t part = 0; part < calls; ++part) {
-    const float* const from = at(op.from[0], part);
-    // torch's error function of infinity depends on its position in the tensor.
-    if (kind == Unary::kGelu && kernels().any_nonfinite_float(from, count_of(n))) return false;
-    layers().unary(kind, a, b, from, count_of(n), at(op.to, part));
+    layers().unary(kind, a, b, at(op.from[0], part), count_of(n), at(op.to, part));
   }
-  return true;
 }
 
 bool ActorProgram::run_norm(const Operation& op) {

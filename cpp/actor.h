@@ -3,8 +3,10 @@
 // Values.   A slot is a value of the list: `size` floats for each environment. An operation reads slots and writes one
 //   or two. Indices of choices are floats too; a slot's size bounds them far below 2^24.
 // Random.   A draw is a function of the key, the environment, the step and the number of the operation; see philox.h.
-// Failure.  std::invalid_argument while the list is built. `act` returns false for a distribution's parameters that
-//   torch refuses (NaN, a scale that isn't positive); the caller then asks torch. No output is written in that case.
+// Order.    `pack`, then `bind`, then `act` for each row; `pack` again for new weights.
+// Failure.  std::invalid_argument while the list is built, and for calls in another order. `act` returns false, without
+//   a write, if torch has to compute the row: invalid parameters of a distribution, a layer norm that overflows, an
+//   index out of range, ties or NaN where torch's result is special, or a mask without choices.
 // Threads.  One caller at a time.
 // Lifetime. The caller keeps columns and weights alive: columns while they are bound, weights during `pack`.
 // Cost.     One call per row. A policy 4-64-64-2 with a draw takes about one microsecond.
@@ -78,7 +80,7 @@ class ActorProgram {
   void bind(std::vector<ColumnPlace> inputs, std::vector<ColumnPlace> outputs, std::int64_t num_parts,
             std::int64_t num_steps, std::uint64_t key, std::uint64_t step, std::uint64_t first);
 
-  // Computes row t and writes its outputs; false if the parameters of a distribution are invalid.
+  // Computes row t and writes its outputs; false if torch has to compute it.
   bool act(std::int64_t t);
 
   // Multiplications of all dense layers in a call of `act`.
@@ -98,7 +100,7 @@ class ActorProgram {
   Counter draw(std::size_t number, std::int64_t part, std::uint64_t step, std::uint32_t block = 0) const;
   bool run(std::size_t number, const Operation& op, std::int64_t t);
   void read(const Operation& op, std::int64_t t);
-  bool run_unary(const Operation& op);
+  void run_unary(const Operation& op);
   bool run_norm(const Operation& op);
   void run_binary(const Operation& op);
   void run_copy(const Operation& op);
@@ -121,7 +123,7 @@ class ActorProgram {
   std::vector<float> memory_;
   std::vector<ColumnPlace> inputs_, places_;
   std::int64_t num_parts_ = 0, num_steps_ = 0;
-  bool copies_inputs_ = false;
+  bool is_packed_ = false, copies_inputs_ = false;
   std::uint64_t key_ = 0, step_ = 0, next_step_ = 0, first_ = 0;
 };
 

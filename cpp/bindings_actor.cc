@@ -99,7 +99,7 @@ void bind_actor(nb::module_& m) {
           },
           "inputs"_a, "outputs"_a, "num_parts"_a, "num_steps"_a, "key"_a, "step"_a, "first"_a,
           "Read and write these columns, (address, bytes to the next environment, bytes to the next step) each.")
-      .def("act", &act, "t"_a, "Compute row t and write its outputs; False if a distribution's parameters are invalid.")
+      .def("act", &act, "t"_a, "Compute row t and write its outputs; False if torch has to compute it.")
       .def_prop_ro("next_step", &ActorProgram::next_step);
   m.def("layer_width", [] { return layers().width; }, "How many floats a layer computes at a time.");
   m.def("use_layer_width", &use_layer_width, "n"_a, "Compute n floats at a time, if the processor can.");

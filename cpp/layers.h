@@ -2,7 +2,7 @@
 //
 // Values.  Every width, every batch size and every machine gives the same bits: a sum runs over its inputs in their
 //   order, lanes are independent, and the build forbids the compiler to fuse products and sums (-ffp-contract=off).
-//   Exceptions are the logarithm and the error function, which come from the C library.
+//   Exceptions are the logarithm, the square root, softplus and the error function, which come from the C library.
 // Threads. Plain functions over the caller's memory. Tests call `use_layer_width` while no other call runs.
 // Cost.    A dense layer takes one multiplication and one addition per weight and register; a hyperbolic tangent about
 //   40 instructions per register.

@@ -161,7 +161,8 @@ __attribute__((always_inline)) inline Lanes lanes_of(Unary kind, float a, Lanes 
 inline double number_of(Unary kind, double a, double b, double v) {
   switch (kind) {
     case Unary::kGelu:
-      return 0.5 * v * (1.0 + std::erf(v * 0.7071067811865476));
+      // The product is rounded to a float, and may overflow, as in torch.
+      return 0.5 * static_cast<double>(static_cast<float>(v * (1.0 + std::erf(v * 0.7071067811865476))));
     case Unary::kSoftplus:
       // Infinite where the exponential is too large for a float, as in torch.
       return v * a > b ? v : std::log1p(static_cast<double>(static_cast<float>(std::exp(v * a)))) / a;

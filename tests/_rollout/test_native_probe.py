@@ -10,9 +10,12 @@ from torch import nn
 from gleanrl._arrays.schema import Field
 from gleanrl._rollout.native_forward import run_forward
 from gleanrl._rollout.native_modules import Emitter, MemberResults, Segment, emitted
-from gleanrl._rollout.native_probe import CantProbe, Probe
+from gleanrl._rollout.native_policies import NativePolicy
+from gleanrl._rollout.native_probe import Probe
 from gleanrl._rollout.native_program import NotNative, ProgramBuilder, UnaryFunction
 from gleanrl._rollout.policy_modules import Member, members_of
+from gleanrl._state.rng import CounterGenerator
+from gleanrl.errors import UnsupportedError
 
 FIELDS = {("x",): Field(torch.Size([4]), torch.float32)}
 NO_BATCH = torch.Size()
@@ -86,6 +89,29 @@ def test_earlier_members_and_generators_are_unchanged() -> None:
     assert counting.calls == 0 and torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_policy_with_a_member_on_tensordicts_is_refused() -> None:
-    with pytest.raises(CantProbe, match="only known as a module on TensorDicts"):
-        Probe([Member(lambda batch: batch)], FIELDS, NO_BATCH)
+def test_a_mask_without_dimensions_is_probed() -> None:
+    fields = {**FIELDS, ("mask",): Field(torch.Size([]), torch.bool)}
+    members = [member(nn.Tanh())]
+    Probe(members, fields, NO_BATCH).compare(members, 0, emitted(members, emitter()))
+
+
+class Locked(Counting):
+    """Can't be copied."""
+
+    def __deepcopy__(self, memo: object) -> Locked:
+        raise TypeError("can't be copied")
+
+
+def test_members_behind_one_that_cannot_be_copied_are_left_to_torch() -> None:
+    members = [member(Locked(), target="h"), member(nn.Tanh(), "h")]
+    native = NativePolicy("auto", CounterGenerator(), FIELDS, NO_BATCH)
+    with torch.no_grad():
+        assert native.members(members) == members
+    assert native.said[1] == "Tanh: torch (an earlier member can't be copied)"
+
+
+def test_the_native_backend_refuses_at_each_block() -> None:
+    native = NativePolicy("native", CounterGenerator(), FIELDS, NO_BATCH)
+    for _ in range(2):
+        with torch.no_grad(), pytest.raises(UnsupportedError, match="Counting: torch"):
+            native.members([member(Counting())])

@@ -26,9 +26,7 @@ def test_loop_stores_the_leaves_of_a_batch(name, policy, backend) -> None:
     )
     by_hand = next(recording_loop(name, policy.by_hand(), steps=20, indices=True, outputs=policy.outputs))
     by_hand["collector.traj_ids"] = by_hand.pop("traj_ids")
-    leaves = {
-        path: (tuple(leaf.shape), leaf.numpy().dtype) for path, leaf in batch.flatten_keys(".").items()
-    }
+    leaves = {path: (tuple(leaf.shape), leaf.numpy().dtype) for path, leaf in batch.flatten_keys(".").items()}
     assert leaves == {path: (array.shape[1:], array.dtype) for path, array in by_hand.items()}
 
 
@@ -47,9 +45,7 @@ def test_loop_stores_the_log_probabilities_of_its_actions() -> None:
 def test_limit_in_c_computes_the_network_and_draws_from_its_distribution() -> None:
     n, layers = 100_000, [one for one in mlp(4, 2) if isinstance(one, nn.Linear)]
     observation = np.random.default_rng(0).standard_normal((n, 4), np.float32)
-    actor = Actor(
-        [(one.weight.detach().numpy(), one.bias.detach().numpy()) for one in layers], observation
-    )
+    actor = Actor([(one.weight.detach().numpy(), one.bias.detach().numpy()) for one in layers], observation)
     actor()
     with torch.no_grad():
         logits = mlp(4, 2)(torch.from_numpy(observation))
@@ -62,6 +58,8 @@ def test_limit_in_c_computes_the_network_and_draws_from_its_distribution() -> No
     assert abs(deviation) < 4
 
 
-@pytest.mark.parametrize("case", [one for one in CASES if "multi" not in one.name], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [one for one in CASES if "multi" not in one.name], ids=lambda case: case.name
+)
 def test_every_side_runs(case) -> None:
     assert all(setup()() > 0 for setup in case.sides.values())

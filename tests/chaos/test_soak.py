@@ -99,7 +99,9 @@ def nothing_grows(what: str) -> Iterator[Callable[[float], None]]:
     growth = memory[-1] - memory[0]
     print(f"{what} in {time.monotonic() - begin:.0f} s: {growth:+.1f} MB")
     holdings.check()
-    wait_for(lambda: threads() <= running, "threads that end")  # the kernel's part of a joined thread may end later
+    wait_for(
+        lambda: threads() <= running, "threads that end"
+    )  # the kernel's part of a joined thread may end later
     assert growth <= ALLOWED_MB + ALLOWED_MB_PER_MILLION * STEPS * SHARE * 0.8e-6
 
 

@@ -256,22 +256,22 @@ class PolicyActor:
         if self.native is not None:
             members = self.native.members(members)
         reads = reads_of(members)
-        if reads is not None and self._on_tensors(members, reads):
+        on_tensors = reads is not None and self._on_tensors(members, reads)
+        if on_tensors:
             self.seen = reads
             program = self.native and self.native.direct(members, block, self._fields, self._layout.actions)
             if program:
                 return self._natively(program, block)
         if self.native is not None:
             self.native.pack(members)
-        if reads is not None and self._on_tensors(members, reads):
+        if on_tensors:
             return self._writing(self._on_rows(members, block), block)
         policy = ModuleSequence(members) if compiler is None else compiler(self._policy)
         self.seen = reads if reads is not None and self._offers(reads) else None
         return self._writing(self._on_tensordict.bind(policy, block, self.seen), block)
 
     def _on_rows(self, members: Sequence[Member], block: Block) -> Callable[[int], Values]:
-        assert self.seen is not None
-        return _CallsActor(members, tuple(self.seen), self._layout, block)
+        return _CallsActor(members, tuple(self.seen or ()), self._layout, block)
 
     def _writing(self, call: Callable[[int], Values], block: Block) -> Callable[[int], None]:
         writer = RowWriter(block, self._fields, self._layout.actions)

@@ -1,9 +1,9 @@
 """Reading of a module's own `forward`, if it is straight-line code.
 
-The source is read as an AST. It may hold assignments to local names, a return, calls of its own submodules, of tensor
-methods and torch functions of the table `_FUNCTIONS`, indexing of the last dimension, arithmetic, and reads of
-parameters, buffers and numeric attributes. Tracing isn't enough: it turns a branch on a random number into a constant.
-A new function needs an entry in `_FUNCTIONS`.
+The source is read as an AST. It may hold assignments to local names and a return. Expressions are calls of its own
+submodules, of tensor methods and of the torch functions in `_FUNCTIONS`, indexing of the last dimension, arithmetic,
+and reads of parameters, buffers and numeric attributes. Tracing isn't enough: it turns a branch on a random number into
+a constant. A new function needs an entry in `_FUNCTIONS`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,7 +31,8 @@ _FUTURES = sum(getattr(__future__, name).compiler_flag for name in __future__.al
 """The flags of a function's file that change its code."""
 
 
-class Parameter(NamedTuple):
+@dataclass(frozen=True)
+class Parameter:
     """A parameter or buffer that the code reads."""
 
     module: nn.Module
@@ -54,7 +56,7 @@ def run_forward(
     forward = type(module).forward
     if not isinstance(forward, FunctionType) or hasattr(forward, "__wrapped__"):
         raise NotNative(f"the forward of {type(module).__name__} isn't a plain function")
-    tree = _tree_of(forward)
+    tree = _tree_of(forward, forward.__code__)
     own, *parameters = _parameters_of(tree)
     arguments = parameters[: len(inputs)] if names is None else list(names)
     if len(parameters) != len(inputs) or sorted(arguments) != sorted(parameters):
@@ -76,8 +78,11 @@ def _parameters_of(tree: ast.FunctionDef) -> list[str]:
 
 
 @lru_cache(maxsize=256)
-def _tree_of(forward: FunctionType) -> ast.FunctionDef:
-    """Return the AST of a function; raise `NotNative` if its source can't be read or isn't the code that runs."""
+def _tree_of(forward: FunctionType, code: CodeType) -> ast.FunctionDef:
+    """Return the AST of a function; raise `NotNative` if its source can't be read or isn't the code that runs.
+
+    `code` is the function's code, which may be exchanged in place.
+    """
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(forward)))
     except (OSError, TypeError, SyntaxError) as cause:
@@ -85,13 +90,24 @@ def _tree_of(forward: FunctionType) -> ast.FunctionDef:
     function = tree.body[0] if len(tree.body) == 1 else None
     if not isinstance(function, ast.FunctionDef) or function.decorator_list:
         raise NotNative("forward is decorated or isn't a function")
-    # The file may have changed since its import.
-    flags = forward.__code__.co_flags & _FUTURES
-    compiled = compile(tree, "<forward>", "exec", flags, dont_inherit=True)
-    code = next(one for one in compiled.co_consts if isinstance(one, CodeType))
-    if not _same_code(code, forward.__code__):
+    # The file may have changed since its import. Calls on names that a file imports compile to other code.
+    modules = [name for name in code.co_names if _is_module(forward.__globals__.get(name))]
+    imports: list[ast.stmt] = [ast.Import([ast.alias(name)]) for name in modules]
+    if not any(_same_code(_compiled([*lines, function], code), code) for lines in (imports, [])):
         raise NotNative("the source of forward isn't the code that runs")
     return function
+
+
+def _is_module(value: Any) -> bool:
+    return isinstance(value, ModuleType)
+
+
+def _compiled(lines: list[ast.stmt], original: CodeType) -> CodeType:
+    """Return the code of the function in `lines`, compiled with the options of the file of the `original` code."""
+    tree = ast.fix_missing_locations(ast.Module(lines, []))
+    flags = original.co_flags & _FUTURES
+    compiled = compile(tree, "<forward>", "exec", flags, dont_inherit=True)
+    return next(one for one in compiled.co_consts if isinstance(one, CodeType))
 
 
 def _same_code(a: CodeType, b: CodeType) -> bool:
@@ -169,7 +185,7 @@ class _ForwardReader:
 
     def _attribute(self, node: ast.Attribute) -> Any:
         base, name = self._value(node.value), node.attr
-        if isinstance(base, nn.Module) and name not in type(base).__dict__:
+        if isinstance(base, nn.Module) and not hasattr(type(base), name):
             noted = self._emit.modules.setdefault(base, set())
             if noted is not None:
                 noted.add(name)
@@ -334,16 +350,21 @@ def _last(dim: Any) -> None:
         raise NotNative("an operation over another dimension than the last one (-1)")
 
 
-def _softplus(reader: _ForwardReader, x: Any, beta: float = 1.0, threshold: float = 20.0) -> Value:
-    return reader._emit.builder.unary(UnaryFunction.SOFTPLUS, reader._tensor(x), beta, threshold)
+def _with_numbers(function: UnaryFunction, **defaults: float) -> Callable[..., Value]:
+    """Return the counterpart of an activation with these parameters, which must be numbers."""
 
+    def emit_it(reader: _ForwardReader, x: Any, *arguments: Any, **named: Any) -> Value:
+        names = [*defaults]
+        numbers = {**defaults, **dict(zip(names, arguments, strict=False)), **named}
+        if (
+            len(arguments) > len(names)
+            or set(numbers) != set(names)
+            or not all(map(_is_number, numbers.values()))
+        ):
+            raise NotNative(f"{function.name} with other arguments than numbers for {names}")
+        return reader._emit.builder.unary(function, reader._tensor(x), *numbers.values())
 
-def _elu(reader: _ForwardReader, x: Any, alpha: float = 1.0) -> Value:
-    return reader._emit.builder.unary(UnaryFunction.ELU, reader._tensor(x), alpha)
-
-
-def _leaky_relu(reader: _ForwardReader, x: Any, negative_slope: float = 0.01) -> Value:
-    return reader._emit.builder.unary(UnaryFunction.LEAKY_RELU, reader._tensor(x), negative_slope)
+    return emit_it
 
 
 def _clamp(reader: _ForwardReader, x: Any, min: Any = None, max: Any = None) -> Value:
@@ -409,8 +430,10 @@ def _linear(reader: _ForwardReader, x: Any, weight: Any, bias: Any = None) -> Va
     shape = getattr(weight.module, weight.name).shape
     if len(shape) != 2:
         raise NotNative("linear with weights that aren't a matrix")
-    read = None if bias is None else parameter(*bias)
-    return reader._emit.builder.dense(reader._tensor(x), parameter(*weight), read, shape[1], shape[0])
+    read = None if bias is None else parameter(bias.module, bias.name)
+    return reader._emit.builder.dense(
+        reader._tensor(x), parameter(weight.module, weight.name), read, shape[1], shape[0]
+    )
 
 
 def _pairwise(function: BinaryFunction) -> Callable[..., Value]:
@@ -455,9 +478,9 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     functional.sigmoid: _unary(UnaryFunction.SIGMOID),
     functional.silu: _unary(UnaryFunction.SILU),
     functional.gelu: _unary(UnaryFunction.GELU),
-    functional.elu: _elu,
-    functional.leaky_relu: _leaky_relu,
-    functional.softplus: _softplus,
+    functional.elu: _with_numbers(UnaryFunction.ELU, alpha=1.0),
+    functional.leaky_relu: _with_numbers(UnaryFunction.LEAKY_RELU, negative_slope=0.01),
+    functional.softplus: _with_numbers(UnaryFunction.SOFTPLUS, beta=1.0, threshold=20.0),
 }
 """Functions of torch by identity, and their counterparts on symbolic values."""
 

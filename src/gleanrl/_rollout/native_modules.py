@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -33,7 +34,7 @@ from gleanrl._rollout.policy_modules import (
 from gleanrl._util import is_native
 
 _MACHINERY = ("__call__", "_call_impl", "__getattr__", "__getattribute__")
-"""Methods that decide what a call of a module and a read of its attributes do."""
+"""Methods that define a call of a module and a read of its attributes."""
 
 Results = tuple[Value, ...]
 """The results of a module: one, or several as of a tuple."""
@@ -78,7 +79,11 @@ class Emitter:
         if layer is not None:
             self.modules[module] = None
         if layer is None and not _is_sequence_of_torchrl(module):
-            return self._read_forward(self, module, inputs, names)
+            # Other operations of this code may read what a layer changes in place.
+            sequences, self._sequences = self._sequences, []
+            results = self._read_forward(self, module, inputs, names)
+            self._sequences = sequences
+            return results
         if len(inputs) != 1 and (names is not None or layer is not _normal_parameters):
             raise NotNative(f"{type(module).__name__} with {len(inputs)} arguments")
         if layer is None or layer is Emitter._sequence:
@@ -152,11 +157,7 @@ def _flatten(emit: Emitter, module: nn.Flatten, x: Value) -> Value:
     if module.end_dim != -1 or (module.start_dim >= 0 and x.shape):
         raise NotNative("Flatten of dimensions that are counted from the first one")
     start = max(module.start_dim + len(x.shape), 0)
-    return emit.builder.reshape(x, (*x.shape[:start], x.size if not start else _size(x.shape[start:])))
-
-
-def _size(shape: Sequence[int]) -> int:
-    return torch.Size(shape).numel()
+    return emit.builder.reshape(x, (*x.shape[:start], prod(x.shape[start:])))
 
 
 def _function(function: UnaryFunction, *names: str) -> Callable[[Emitter, Any, Value], Value]:
@@ -235,15 +236,10 @@ _FORWARDS = {cls: cls.forward for cls in _LAYERS}
 
 
 def _is_sequence_of_torchrl(module: Any) -> bool:
-    """Return whether `module` is TorchRL's MLP, without several outputs; it is a Sequential with such a `forward`."""
+    """Return whether `module` is TorchRL's MLP with one output; its `forward` is that of a Sequential."""
     cls = type(module)
-    return (
-        cls.__name__ == "MLP" and cls.__module__.startswith("torchrl.") and not _has_several_outputs(module)
-    )
-
-
-def _has_several_outputs(module: Any) -> bool:
-    return not isinstance(module.out_features, int)
+    known = cls.__name__ == "MLP" and cls.__module__.startswith("torchrl.")
+    return known and isinstance(module.out_features, int)
 
 
 # ------------------------------------------------------------------------------------------------- TorchRL's modules
@@ -417,7 +413,7 @@ def _number(bound: Any) -> float:
 
 # --------------------------------------------------------------------------------------------------------- policies
 class MemberResults(NamedTuple):
-    """What a native member makes."""
+    """The results of a native member."""
 
     outputs: dict[Path, Value]
     score: Path | None
@@ -446,8 +442,11 @@ class Segment:
 
 def name_of(member: Member) -> str:
     """Return the class of a member's module, for messages."""
-    call: Any = member.call
-    module = call.function if isinstance(call, PlainCall) else getattr(call, "module", member.module)
+    call, module = member.call, member.module
+    if isinstance(call, PlainCall):
+        module = call.function
+    elif isinstance(call, (ProbabilisticCall, KeyedCall)):
+        module = call.module
     return type(module).__name__
 
 
@@ -494,7 +493,8 @@ def _emitted_member(
             raise NotNative("the policy is compiled")
         results = emit.call(call.function, [read(path) for path in call.inputs], call.names)
     elif isinstance(call, KeyedCall):
-        results = keyed(emit, call.module, [read(path) for path in call.inputs], interaction_type())
+        kind = member.kind or interaction_type()
+        results = keyed(emit, call.module, [read(path) for path in call.inputs], kind)
     else:
         raise NotNative(f"{name_of(member)} is only known as a module on TensorDicts")
     if len(results) != len(call.outputs):

@@ -6,8 +6,9 @@ The choice is made anew when the policy changes, never because of the values of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from operator import is_
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from tensordict.nn.probabilistic import interaction_type
@@ -20,7 +21,7 @@ from gleanrl._arrays.schema import Field
 from gleanrl._arrays.tensordicts import Path
 from gleanrl._rollout.native_forward import run_forward
 from gleanrl._rollout.native_modules import Emitter, Segment, emitted, name_of
-from gleanrl._rollout.native_probe import CantProbe, Probe
+from gleanrl._rollout.native_probe import Probe
 from gleanrl._rollout.native_program import NotNative, ProgramBuilder, Value, bind_row, position_of
 from gleanrl._rollout.policy_modules import (
     KeyedCall,
@@ -42,13 +43,13 @@ Backend = Literal["auto", "torch", "native"]
 
 def check_backend(backend: Any) -> Backend:
     """Return `backend`; raise `InvalidArgumentError` unless it is ``"auto"``, ``"torch"`` or ``"native"``."""
-    if backend not in ("auto", "torch", "native"):
+    if backend not in get_args(Backend):
         raise InvalidArgumentError(f"policy_backend: expected 'auto', 'torch' or 'native', got {backend!r}")
     found: Backend = backend
     return found
 
 
-def not_now() -> str | None:
+def reason_for_torch() -> str | None:
     """Return why no policy can run natively in the thread's current modes of torch; None if it can."""
     c: Any = torch._C
     if torch.is_grad_enabled():
@@ -70,28 +71,28 @@ def not_now() -> str | None:
     return None
 
 
-class _Facts:
-    """The parts of modules that a choice depends on, apart from the values of their parameters.
+class _Needs(NamedTuple):
+    """What a choice depends on, apart from the values of parameters."""
 
-    Args:
-        modules: the modules, and the names of the attributes that matter; None for all.
-        names: the global names that matter, with their namespaces.
-    """
+    modules: dict[nn.Module, set[str] | None]
+    """The modules, and the names of the attributes that matter; None for all."""
+    names: list[tuple[Mapping[str, Any], str]]
+    """The global names, with their namespaces."""
 
-    def __init__(
-        self,
-        modules: Mapping[nn.Module, Collection[str] | None],
-        names: Sequence[tuple[Mapping[str, Any], str]] = (),
-    ) -> None:
-        self._modules, self._names = dict(modules), list(names)
+
+class _Snapshot:
+    """The parts of modules and the global names that a choice depends on, as they were when it was made."""
+
+    def __init__(self, needs: _Needs) -> None:
+        self._modules, self._names = needs
         self._found = self._current()
 
-    def hold(self) -> bool:
+    def is_current(self) -> bool:
         """Return whether no class, `forward`, hook, submodule, mode or attribute of the modules has changed."""
         now = self._current()
         if any(map(is_hooked, self._modules)) or len(now) != len(self._found):
             return False
-        return all(map(_is, now, self._found))
+        return all(map(is_, now, self._found))
 
     def _current(self) -> list[Any]:
         found: list[Any] = [namespace.get(name) for namespace, name in self._names]
@@ -115,10 +116,6 @@ class _Facts:
             for one in parameters.values():
                 found += (type(one), None if one is None else one.dtype, one is None or one.is_cpu)
         return found
-
-
-def _is(a: Any, b: Any) -> bool:
-    return a is b
 
 
 class NativeCall:
@@ -154,10 +151,11 @@ class NativeCall:
     @property
     def key(self) -> int:
         """The key of the segment's random numbers."""
+        # Any odd factor gives each segment another key.
         return (self.random.key + self._number * 0x9E3779B97F4A7C15) % 2**64
 
     def read_weights(self) -> None:
-        """Look up the current weights; raise `NotNative` if a parameter isn't what it was."""
+        """Look up the current weights; raise `NotNative` if one has another dtype, shape or device."""
         self._weights = [weight.read() for weight in self.segment.emit.builder.weights]
 
     def pack(self, program: ActorProgram | None = None) -> None:
@@ -171,20 +169,19 @@ class NativeCall:
 
     def __call__(self, values: Values) -> None:
         """Read the inputs from `values` and add the outputs."""
-        tensors = [values[path] for path in self.inputs]
-        if not all(map(self._fits, tensors, self.segment.inputs.values())):
-            return self.on_torch(values)
-        sources = [one.contiguous() for one in tensors]
-        made = [torch.empty(shape, dtype=dtype) for shape, dtype in self._forms]
-        step = self.random.step
-        bind_row(self._program, sources, made, self._batch_size, self.key, step)
-        done = self._program.act(0)
+        tensors, step = [values[path] for path in self.inputs], self.random.step
         if self.advances:
             self.random.step = step + 1
-        if not done:
-            return self.on_torch(values)
-        values.update(zip(self.outputs, made, strict=True))
-        return None
+        if not all(map(self._fits, tensors, self.segment.inputs.values())):
+            self.on_torch(values)
+            return
+        sources = [one.contiguous() for one in tensors]
+        made = [torch.empty(shape, dtype=dtype) for shape, dtype in self._forms]
+        bind_row(self._program, sources, made, self._batch_size, self.key, step)
+        if self._program.act(0):
+            values.update(zip(self.outputs, made, strict=True))
+        else:
+            self.on_torch(values)
 
     def _fits(self, tensor: Any, value: Value) -> bool:
         shape = (*self._batch_size, *value.shape)
@@ -197,7 +194,10 @@ class DirectProgram(NamedTuple):
     """A program of a whole policy that is bound to the columns of a block."""
 
     act: Callable[[int], bool]
-    """Computes a row and writes its outputs; False if torch has to compute the row."""
+    """Computes a row and writes its outputs; False if torch has to compute the row.
+
+    The program has raw addresses: the caller keeps the block alive.
+    """
     members: Sequence[Member]
     """The members of the policy."""
 
@@ -224,11 +224,11 @@ class NativePolicy:
         self._backend, self._random, self._fields, self._batch_size = backend, random, fields, batch_size
         self._device = device
         self._key: list[Any] | None = None
-        self._facts = _Facts({})
+        self._snapshot = _Snapshot(_Needs({}, []))
         self._reason: str | None = None
         self._members: list[Member] = []
         self._direct: tuple[tuple[Any, ...], ActorProgram] | None = None
-        self.said: list[str] = []
+        self.said: tuple[str, ...] = ()
         """For each member: its class, and "native" or "torch" with the reason."""
 
     def members(self, members: list[Member]) -> list[Member]:
@@ -238,24 +238,42 @@ class NativePolicy:
             UnsupportedError: the backend is ``"native"`` and torch has to compute a member.
         """
         members = [self._keyed(member) for member in members]
-        reason, key = not_now(), _key_of(members)
+        reason, key = reason_for_torch(), _key_of(members)
         if self._device is not None and self._device.type != "cpu":
             reason = f"the policy is on {self._device}"
-        if reason is None and key == self._key and self._reason is None and self._facts.hold():
-            try:
-                for member in self._members:
-                    if isinstance(member.call, NativeCall):
-                        member.call.read_weights()
-                return self._members
-            except NotNative:
-                pass  # a parameter has another form: the choice is made anew
-        self._key, self._reason = key, reason
-        self._members = members if reason is not None else self._chosen(members)
-        if reason is not None:
-            self.said = _all_torch(members, reason)
+        if not self._is_current(reason, key):
+            self._choose(members, reason, key)
         if self._backend == "native" and any(not isinstance(one.call, NativeCall) for one in self._members):
             raise UnsupportedError(f"policy_backend='native': {'; '.join(self.said)}")
         return self._members
+
+    def _is_current(self, reason: str | None, key: list[Any]) -> bool:
+        """Return whether the last choice still holds. If so, native members have looked up their weights."""
+        if (
+            reason is not None
+            or self._reason is not None
+            or key != self._key
+            or not self._snapshot.is_current()
+        ):
+            return False
+        try:
+            for member in self._members:
+                if isinstance(member.call, NativeCall):
+                    member.call.read_weights()
+        except NotNative:  # a parameter has another form
+            return False
+        return True
+
+    def _choose(self, members: list[Member], reason: str | None, key: list[Any]) -> None:
+        self._key, self._reason = key, reason
+        by_tensordict = [member for member in members if member.call is None]
+        if by_tensordict and reason is None:
+            reason = f"{name_of(by_tensordict[0])} is only known as a module on TensorDicts"
+        if reason is None:
+            self._members, said = self._chosen(members)
+        else:
+            self._members, said = members, [f"{name_of(member)}: torch ({reason})" for member in members]
+        self.said = tuple(said)  # one assignment: another thread may read it
 
     def _keyed(self, member: Member) -> Member:
         """Return a member that is called on tensors, if its keys are known."""
@@ -264,60 +282,29 @@ class NativePolicy:
             return member
         return Member(member.module, KeyedCall(member.module, keys, self._batch_size), member.kind)
 
-    def _chosen(self, members: list[Member]) -> list[Member]:
-        self.said, self._direct = [], None
-        try:
-            rows = Probe(members, self._fields, self._batch_size)
-        except CantProbe as cause:
-            self.said = _all_torch(members, str(cause))
-            return members
+    def _chosen(self, members: list[Member]) -> tuple[list[Member], list[str]]:
+        """Return the members with adjacent native ones replaced by one, and a text for each of `members`."""
+        rows, needs = Probe(members, self._fields, self._batch_size), _Needs({}, [])
         chosen: list[Member] = []
-        modules: dict[nn.Module, set[str] | None] = {}
-        names: list[tuple[Mapping[str, Any], str]] = []
+        said: list[str] = []
         call: NativeCall | None = None
         start = 0
         while start < len(members):
-            end, segment, reason = self._longest(members, start, rows, modules, names)
+            end, segment, reason = _longest(members, start, rows, needs)
             if segment is None:
                 chosen.append(members[start])
-                self.said.append(f"{name_of(members[start])}: torch ({reason})")
+                said.append(f"{name_of(members[start])}: torch ({reason})")
                 start += 1
                 continue
             call = NativeCall(members[start:end], segment, self._batch_size, self._random, len(chosen))
             call.read_weights()
             chosen.append(Member(ModuleSequence(members[start:end]), call))
-            self.said += [f"{name_of(member)}: native" for member in members[start:end]]
+            said += [f"{name_of(member)}: native" for member in members[start:end]]
             start = end
         if call is not None:
             call.advances = True
-        self._facts = _Facts(modules, names)
-        return chosen
-
-    def _longest(
-        self,
-        members: Sequence[Member],
-        start: int,
-        rows: Probe,
-        modules: dict[nn.Module, set[str] | None],
-        names: list[tuple[Mapping[str, Any], str]],
-    ) -> tuple[int, Segment | None, str]:
-        """Return the end of the longest run of native members from `start` on, its segment, and why it ends.
-
-        The modules and global names whose change would change the answer are added to `modules` and `names`.
-        """
-        end, reason = len(members), ""
-        while end > start:
-            emit = Emitter(ProgramBuilder(rows.fields_before(start)), run_forward)
-            try:
-                segment = emitted(members[start:end], emit)
-                rows.compare(members[start:end], start, segment)
-                return end, segment, reason
-            except NotNative as cause:
-                end, reason = start + cause.position, str(cause)
-            finally:
-                modules.update(emit.modules)
-                names += emit.names
-        return start, None, reason
+        self._direct, self._snapshot = None, _Snapshot(needs)
+        return chosen, said
 
     @staticmethod
     def pack(members: Sequence[Member]) -> None:
@@ -346,9 +333,9 @@ class NativePolicy:
             for path, field in fields.items()
         ):
             return None
-        places = [position_of(block, path) for path in (*call.inputs, *fields)]
-        known = [place for place in places if place is not None]
-        if len(known) < len(places):
+        positions = [position_of(block, path) for path in (*call.inputs, *fields)]
+        known = [position for position in positions if position is not None]
+        if len(known) < len(positions):
             return None
         key = (call, *fields.items())
         if self._direct is None or self._direct[0] != key:
@@ -365,12 +352,34 @@ class NativePolicy:
         return DirectProgram(program.act, call.members)
 
 
-def _all_torch(members: Sequence[Member], reason: str) -> list[str]:
-    return [f"{name_of(member)}: torch ({reason})" for member in members]
+def _longest(
+    members: Sequence[Member], start: int, rows: Probe, needs: _Needs
+) -> tuple[int, Segment | None, str]:
+    """Return the end of the longest run of native members from `start` on, its segment, and why it ends.
+
+    What the answer depends on is added to `needs`.
+    """
+    end, reason = len(members), ""
+    try:
+        fields = rows.fields_before(start)
+    except NotNative as cause:
+        return start, None, str(cause)
+    while end > start:
+        emit = Emitter(ProgramBuilder(fields), run_forward)
+        try:
+            segment = emitted(members[start:end], emit)
+            rows.compare(members[start:end], start, segment)
+            return end, segment, reason
+        except NotNative as cause:
+            end, reason = start + cause.position, str(cause)
+        finally:
+            needs.modules.update(emit.modules)
+            needs.names.extend(emit.names)
+    return start, None, reason
 
 
 def _key_of(members: Sequence[Member]) -> list[Any]:
-    """Return what a choice depends on, apart from the modules' state."""
+    """Return the parts of members that a choice depends on, apart from the modules' state."""
     found: list[Any] = []
     for member in members:
         call = member.call
@@ -382,7 +391,7 @@ def _key_of(members: Sequence[Member]) -> list[Any]:
             found += (module, module.distribution_class, arguments, kind_of(member.kind, module))
             found += (call.inputs, call.outputs, call.on_tensors)
         elif isinstance(call, KeyedCall):
-            found += (call.module, call.inputs, call.outputs, interaction_type())
+            found += (call.module, call.inputs, call.outputs, member.kind or interaction_type())
         else:
             found.append(member.module)
     return found

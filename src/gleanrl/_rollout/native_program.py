@@ -126,6 +126,8 @@ class ProgramBuilder:
         self._operations: list[tuple[int, int, list[int], list[int], list[float]]] = []
         self.inputs: dict[Path, Value] = {}
         self.weights: list[Weights] = []
+        self.has_exact_gelu = False
+        """Whether torch's results for infinite numbers depend on their position in a tensor."""
         self.scores: dict[int, Value] = {}
         """For the slot of a choice: the value that it is the first maximum of."""
         self.drawn: set[Value] = set()
@@ -185,6 +187,7 @@ class ProgramBuilder:
     def unary(self, function: UnaryFunction, x: Value, a: float = 0.0, b: float = 0.0) -> Value:
         """Return ``function(x)``, element by element."""
         self._floats(x)
+        self.has_exact_gelu |= function is UnaryFunction.GELU
         y = self._new(x.shape)
         self._add(_Kind.UNARY, y, [x], [function], [float(a), float(b)])
         return y

@@ -28,7 +28,7 @@ from gleanrl._rollout.tensordict_stepper import TensorDictStepper, make_stepper
 from gleanrl._state.rng import CounterGenerator, OwnedTorchGenerator
 from gleanrl.data.specs import from_torchrl, is_masked
 from gleanrl.data.trajectories import MASK
-from gleanrl.errors import PolicyError
+from gleanrl.errors import PolicyError, UnsupportedError
 
 
 class GraphBlock(Block):
@@ -195,6 +195,8 @@ def plan_rollout(
         wrapped = wrap_policy(policy, env, list(env.observation_spec.keys(True, True)))
     if only_draws(wrapped) or isinstance(wrapped, OwnActions):
         policy_device = None
+        if handling.backend == "native":
+            raise random_with_native()
     traits = EnvTraits.of(env)  # only now: masks may appear in the first reset
     primed = traits.primed_paths
     trial = OutputProbe(stepper, env, policy_device, act_now, primed)
@@ -304,6 +306,14 @@ def _check_written(written: Mapping[Path, Field], env_schema: Schema, primed: fr
                 f"policy: it overwrites {as_key(path)!r} with {field}, "
                 f"the environment writes {env_schema[path]}"
             )
+
+
+def random_with_native() -> UnsupportedError:
+    """Return the error for ``policy_backend="native"`` with a policy that only draws random actions."""
+    return UnsupportedError(
+        "policy_backend='native': random actions are drawn in one call anyway, without a policy to compute; leave "
+        "policy_backend out, or pass 'auto'"
+    )
 
 
 def action_fields(env: Env, dims: int) -> dict[Path, Field]:

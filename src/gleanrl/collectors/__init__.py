@@ -1,6 +1,6 @@
 """Collectors: iterate over batches of experience."""
 
-from gleanrl._rollout.policies import Greedy, RandomPolicy
+from gleanrl._rollout.policies import RandomPolicy
 from gleanrl.collectors.base import DataCollectorBase
 from gleanrl.collectors.frame_accounting import CollectorStats, WorkerStats
 from gleanrl.collectors.multi import (
@@ -22,7 +22,6 @@ from gleanrl.compat import bind
 __all__ = [
     "CollectorStats",
     "DataCollectorBase",
-    "Greedy",
     "MultiCollector",
     "MultiProcessedWeightUpdater",
     "MultiSyncDataCollector",

@@ -22,7 +22,6 @@ from gleanrl.collectors.policy_weights import PolicyWeights
 from gleanrl.collectors.single_source import RandomNumbers, RolloutSource
 from gleanrl.collectors.source import CollectionOptions
 from gleanrl.envs.policy_state import with_policy_state
-from gleanrl.envs.rollout import require_computed
 from gleanrl.envs.transforms.transformed_env import TransformedEnv
 from gleanrl.envs.vector.factories import is_environment, know_truncated
 from gleanrl.errors import InvalidTypeError, UnsupportedError
@@ -243,7 +242,6 @@ def assemble(
         ),
         on_host=True,
     )
-    require_computed(plan, recipe.policy_backend)
     here = columns_device(plan.stepper.device)
     target = devices.storing
     if target is None and not same_device(here, env.device):

@@ -13,6 +13,7 @@ from tensordict.nn import InteractionType
 
 from gleanrl._arrays.tensordicts import NestedKey
 from gleanrl._rollout.native_policies import Backend, check_backend
+from gleanrl._rollout.plan import random_with_native
 from gleanrl._util import flag, integer, optional_callable, positive
 from gleanrl.collectors.delivery import (
     BatchDelivery,
@@ -24,7 +25,6 @@ from gleanrl.collectors.delivery import (
 from gleanrl.collectors.source import Budget, CollectionOptions, Source, stop_of
 from gleanrl.collectors.trajectory_batches import CompleteTrajectories
 from gleanrl.envs.exploration import exploration_from_string
-from gleanrl.envs.rollout import random_with_native
 from gleanrl.errors import InvalidArgumentError, MissingArgumentError, UnsupportedError
 
 

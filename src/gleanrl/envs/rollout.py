@@ -22,7 +22,7 @@ from gleanrl._rollout.infer_outputs import device_of_policy
 from gleanrl._rollout.loop import collect, with_gradients
 from gleanrl._rollout.native_policies import Backend, check_backend
 from gleanrl._rollout.plan import Handling, RolloutPlan, plan_rollout
-from gleanrl._rollout.policies import OwnActions, only_draws, wrap_policy
+from gleanrl._rollout.policies import OwnActions, wrap_policy
 from gleanrl._rollout.protocol import EpisodeRules
 from gleanrl._rollout.step_mdp import advance, end_flags
 from gleanrl._rollout.tensordict_stepper import any_set
@@ -96,21 +96,6 @@ class RolloutOptions:
     policy_backend: Backend = "torch"
 
 
-def random_with_native() -> UnsupportedError:
-    """Return the error for ``policy_backend="native"`` with a policy that only draws random actions."""
-    return UnsupportedError(
-        "policy_backend='native': random actions are drawn in one call anyway, without a policy to compute; leave "
-        "policy_backend out, or pass 'auto'"
-    )
-
-
-def require_computed(plan: RolloutPlan, backend: Backend) -> RolloutPlan:
-    """Return `plan`; raise `UnsupportedError` if `backend` is ``"native"`` and the policy draws random actions."""
-    if backend == "native" and (only_draws(plan.policy) or isinstance(plan.policy, OwnActions)):
-        raise random_with_native()
-    return plan
-
-
 def run_rollout(
     env: Env,
     max_steps: int,
@@ -147,7 +132,6 @@ def run_rollout(
     # A call that shows the policy's outputs is torch's, so the native way doesn't act by it.
     act_now = backend != "native" or torch.is_grad_enabled()
     plan = plan_rollout(env, policy, policy_device, start, act_now, rules, handling=handling)
-    require_computed(plan, backend)
     try:
         blocks = with_gradients(plan.gradients, _run, original, plan, max_steps, options)
     except StepFault as fault:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -124,13 +125,18 @@ class Tree(NamedTuple):
 ACTIVATIONS = {
     nn.Tanh: st.just({}),
     nn.ReLU: st.just({}),
-    nn.LeakyReLU: st.fixed_dictionaries({"negative_slope": st.sampled_from([0.01, 0.0, 0.3, 1.0, 2.5, -0.5])}),
+    nn.LeakyReLU: st.fixed_dictionaries(
+        {"negative_slope": st.sampled_from([0.01, 0.0, 0.3, 1.0, 2.5, -0.5])}
+    ),
     nn.ELU: st.fixed_dictionaries({"alpha": st.sampled_from([1.0, 0.1, 3.0, -1.0, 0.0])}),
     nn.SiLU: st.just({}),
     nn.GELU: st.fixed_dictionaries({"approximate": st.sampled_from(["none", "tanh"])}),
     nn.Sigmoid: st.just({}),
     nn.Softplus: st.fixed_dictionaries(
-        {"beta": st.sampled_from([1, 1.0, 0.37, 3.0, 50.0, 1e-3]), "threshold": st.sampled_from([20.0, 0.5, 3, -1.0, 80.0])}
+        {
+            "beta": st.sampled_from([1, 1.0, 0.37, 3.0, 50.0, 1e-3]),
+            "threshold": st.sampled_from([20.0, 0.5, 3, -1.0, 80.0]),
+        }
     ),
     nn.Identity: st.just({}),
     nn.Dropout: st.fixed_dictionaries({"p": st.sampled_from([0.0, 0.5, 1.0])}),
@@ -173,11 +179,6 @@ def trees(draw: st.DrawFn, width: int, depth: int) -> Tree:
     return Tree(nn.Sequential(*parts).eval(), width)
 
 
-def has_exact_gelu(net: nn.Module) -> bool:
-    """Return whether `net` may be refused, because torch's GELU of infinity depends on the number of elements."""
-    return any(isinstance(one, nn.GELU) and one.approximate == "none" for one in net.modules())
-
-
 SLOPES: dict[type[nn.Module], float] = {nn.SiLU: 1.1, nn.GELU: 1.13, nn.Sigmoid: 0.25}
 ROUNDING = 1e-5
 
@@ -196,7 +197,9 @@ def bounded(net: nn.Module, x: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
         scale = (x.var(-1, unbiased=False, keepdim=True) + net.eps).rsqrt()
         weight = torch.ones(()) if net.weight is None else net.weight.abs()
         off = error.amax(-1, keepdim=True) + 1e-6 * x.abs().amax(-1, keepdim=True)
-        return y, weight * scale * off * (2 + (x - x.mean(-1, keepdim=True)).abs() * scale) + ROUNDING * (1 + y.abs())
+        return y, weight * scale * off * (2 + (x - x.mean(-1, keepdim=True)).abs() * scale) + ROUNDING * (
+            1 + y.abs()
+        )
     if isinstance(net, (nn.Identity, nn.Flatten, nn.Dropout)):
         return y, error
     slope = SLOPES.get(type(net), 1.0)
@@ -205,7 +208,9 @@ def bounded(net: nn.Module, x: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
     found = slope * error + ROUNDING * (y.abs() + x.abs() + 1.0)
     if isinstance(net, nn.Softplus):  # the function jumps at its threshold
         near = (x * net.beta - net.threshold).abs() <= net.beta * error + ROUNDING * (1 + abs(net.threshold))
-        found = found + near * (nn.functional.softplus(torch.tensor(-float(net.threshold))) / net.beta + error)
+        found = found + near * (
+            nn.functional.softplus(torch.tensor(-float(net.threshold))) / net.beta + error
+        )
         found = found + ROUNDING / net.beta
     return y, found
 
@@ -220,7 +225,7 @@ def require_near(net: nn.Module, x: Tensor, mine: Tensor, pick: Any = lambda y: 
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=40)
 @given(data=st.data())
 def test_random_trees_equal_torch(size: tuple[int, ...], data: st.DataObject) -> None:
     torch.manual_seed(data.draw(st.integers(0, 9)))
@@ -229,11 +234,11 @@ def test_random_trees_equal_torch(size: tuple[int, ...], data: st.DataObject) ->
     x = noise(*size, 3, width, scale=data.draw(st.sampled_from([0.1, 1.0, 20.0])))
     setting = Setting(module(net), {("x",): x}, {("y",): floats(out)}, size)
     mine = setting.play()[("y",)]
-    assert setting.is_native() or has_exact_gelu(net), setting.said
+    assert setting.is_native(), setting.said
     require_near(net, x, mine)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_random_trees_with_several_inputs_and_normal_parameters_equal_torch(data: st.DataObject) -> None:
     torch.manual_seed(data.draw(st.integers(0, 9)))
@@ -241,7 +246,9 @@ def test_random_trees_with_several_inputs_and_normal_parameters_equal_torch(data
     widths = [data.draw(st.sampled_from(WIDTHS[:12])) for _ in range(2)]
     (left, a), (right, b) = (data.draw(trees(width, 1)) for width in widths)
     head = nn.Sequential(nn.Linear(a, 7), nn.Tanh())
-    mapping = data.draw(st.sampled_from(["biased_softplus_1.0", "exp", "softplus", "relu", "biased_softplus_0.3_0.1"]))
+    mapping = data.draw(
+        st.sampled_from(["biased_softplus_1.0", "exp", "softplus", "relu", "biased_softplus_0.3_0.1"])
+    )
     extractor = NormalParamExtractor(mapping, scale_lb=data.draw(st.sampled_from([1e-4, 0.2])))
     policy = TensorDictSequential(
         module(left, "x", "h"),
@@ -253,7 +260,7 @@ def test_random_trees_with_several_inputs_and_normal_parameters_equal_torch(data
     names = {("h",): floats(a), ("score",): floats(b), ("loc",): floats(4), ("scale",): floats(3)}
     setting = Setting(policy, roots, names, size)
     mine = setting.play()
-    assert setting.is_native() or has_exact_gelu(policy), setting.said
+    assert setting.is_native(), setting.said
     require_near(left, roots[("x",)], mine[("h",)])
     require_near(right, roots[("goal",)], mine[("score",)])
     whole = nn.Sequential(*left, *head)
@@ -266,31 +273,44 @@ def test_random_trees_with_several_inputs_and_normal_parameters_equal_torch(data
     assert ((mine[("scale",)] - scale).abs() <= allowed).all()
 
 
-@settings(deadline=None, max_examples=12)
+def bits_of_all_ways(net: nn.Module, rows: Tensor, out: int) -> list[Tensor]:
+    """Return the results of twelve rows for each width of the registers and each batch size."""
+    found = []
+    for width in REGISTERS:
+        with registers_of(width) as there:
+            for size in [(), (12,), (3, 4), (1,), (6, 1)] if there else []:
+                count, inner = torch.Size(size).numel(), rows.shape[-1]
+                x = rows.reshape(12 // count, count, inner).movedim(0, 1).reshape(*size, 12 // count, inner)
+                setting = Setting(module(net), {("x",): x}, {("y",): floats(out)}, size)
+                y = setting.play()[("y",)]
+                assert setting.is_native(), setting.said
+                found.append(y.reshape(count, 12 // count, out).movedim(0, 1).reshape(12, out))
+    return found
+
+
+def require_same_bits(found: list[Tensor]) -> None:
+    for one in found[1:]:
+        same = one.view(torch.int32) == found[0].view(torch.int32)
+        assert bool((same | (one.isnan() & found[0].isnan())).all())
+
+
+@settings(deadline=None, max_examples=30)
 @given(data=st.data())
 def test_a_row_has_the_same_bits_in_any_batch_and_register(data: st.DataObject) -> None:
     torch.manual_seed(data.draw(st.integers(0, 9)))
     width = data.draw(st.sampled_from(WIDTHS))
     net, out = data.draw(trees(width, data.draw(st.integers(0, 2))))
-    rows = noise(12, width, scale=3.0)
-    rows[3] = torch.tensor([float("inf"), float("nan"), -float("inf"), 1e30]).repeat(width)[:width]
-    found = []
-    for floats_ in REGISTERS:
-        with registers_of(floats_) as there:
-            if not there:
-                continue
-            for size in [(), (12,), (3, 4), (1,), (6, 1)]:
-                count = torch.Size(size).numel()
-                x = rows.reshape(12 // count, count, width).movedim(0, 1).reshape(*size, 12 // count, width)
-                setting = Setting(module(net), {("x",): x}, {("y",): floats(out)}, size)
-                y = setting.play()[("y",)]
-                if not setting.is_native():
-                    assert has_exact_gelu(net), setting.said
-                    return
-                found.append(y.reshape(count, 12 // count, out).movedim(0, 1).reshape(12, out))
-    for one in found[1:]:
-        same = one.view(torch.int32) == found[0].view(torch.int32)
-        assert bool((same | (one.isnan() & found[0].isnan())).all())
+    require_same_bits(bits_of_all_ways(net, noise(12, width, scale=3.0), out))
+
+
+@pytest.mark.parametrize("name", ["norm", "gelu", "tanh"])
+def test_a_row_has_the_same_bits_beside_a_row_that_is_not_finite(name: str) -> None:
+    """If the core leaves a batch with such a row to torch, the results of its other rows change."""
+    torch.manual_seed(0)
+    middle = {"norm": nn.LayerNorm(16), "gelu": nn.GELU(), "tanh": nn.Tanh()}[name]
+    net, rows = nn.Sequential(nn.Linear(4, 16), middle, nn.Linear(16, 3)), noise(12, 4)
+    rows[3] = torch.tensor([float("inf"), float("nan"), -float("inf"), 1e30])
+    require_same_bits([torch.cat([one[:3], one[4:]]) for one in bits_of_all_ways(net, rows, 3)])
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -305,7 +325,9 @@ def test_values_with_several_dimensions_equal_torch(size: tuple[int, ...]) -> No
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("net", [nn.Flatten(), nn.Flatten(0), nn.Flatten(1, 2), nn.Flatten(-3), nn.Flatten(-2, -2)], ids=str)
+@pytest.mark.parametrize(
+    "net", [nn.Flatten(), nn.Flatten(0), nn.Flatten(1, 2), nn.Flatten(-3), nn.Flatten(-2, -2)], ids=str
+)
 def test_flatten_equals_torch_or_falls_back(net: nn.Flatten, size: tuple[int, ...]) -> None:
     x = noise(*size, 2, 4, 5)
     try:
@@ -325,7 +347,7 @@ def test_an_exact_gelu_behind_a_linear_layer_is_native() -> None:
     assert setting.is_native(), setting.said
 
 
-EXTREME = [0.0, -0.0, 1e-40, 1e-30, 88.0, 89.5, 120.0, 1e4, 1e19, 1e25, 45.5, 3e38, float("inf"), float("nan")]
+EXTREME = [0.0, -0.0, 1e-40, 1e-30, 88.0, 89.5, 120.0, 1e4, 1e19, 1e25, 45.5, 3e38, math.inf, math.nan]
 STEEP = [nn.Softplus(1.0, 200.0), nn.Softplus(2.0, 95.0), nn.LayerNorm(24)]
 
 
@@ -347,4 +369,6 @@ def test_extreme_numbers_equal_torch(net: nn.Module) -> None:
     same = (mine == theirs) | (mine.isnan() & theirs.isnan())
     near = (mine - theirs).abs() <= ROUNDING * (1 + x.abs().nan_to_num(0, 0, 0) + theirs.abs())
     wrong = ~(same | (near & theirs.isfinite()))
+    if isinstance(net, nn.GELU) and net.approximate == "none":
+        wrong &= x.isfinite()  # torch gives infinity or NaN, depending on the number of elements
     assert not wrong.any(), (x[wrong], mine[wrong], theirs[wrong])

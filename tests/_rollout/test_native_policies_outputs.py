@@ -1,0 +1,179 @@
+"""Outputs, inputs that a policy changes, and actions of other forms are as in torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict.nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
+from torch import nn
+
+from gleanrl._arrays.schema import Field
+from gleanrl.errors import PolicyError
+from tests._rollout.test_native_forward import network
+from tests._rollout.test_native_modules import SIZES, Setting, floats, module, noise
+from tests._rollout.test_native_policies import X, Y, mlp, played, require_torch
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4)),
+        lambda: nn.ReLU(inplace=True),
+        lambda: nn.Sequential(nn.Identity(), nn.ELU(inplace=True)),
+        lambda: nn.Sequential(nn.Dropout().eval(), nn.SiLU(inplace=True)),
+        lambda: nn.Sequential(nn.Sequential(nn.Identity()), nn.LeakyReLU(inplace=True)),
+        lambda: nn.Sequential(nn.Flatten(-1), nn.ReLU(inplace=True)),
+        lambda: network("return self.relu_(x)", imports=False),
+        lambda: network("return self.relu_(x.unsqueeze(-1)).squeeze(-1)", imports=False),
+        lambda: network("return self.relu_(x[..., :])", imports=False),
+        lambda: network("a, b = x.chunk(2, -1)\nreturn torch.cat([self.relu_(a), b], -1)", imports=False),
+        lambda: network("return self.relu_(self.drop(x))", imports=False),
+    ],
+)
+def test_a_policy_that_changes_its_observation_raises(make: Any) -> None:
+    for backend in ("auto", "torch"):
+        with pytest.raises(PolicyError, match="changed its input"):
+            Setting(module(make()), X, Y, backend=backend).play()
+
+
+def test_a_policy_that_changes_a_reshaped_observation_raises() -> None:
+    net = nn.Sequential(nn.Flatten(-2), nn.ReLU(inplace=True))
+    with pytest.raises(PolicyError, match="changed its input"):
+        Setting(module(net), {("x",): noise(3, 2, 2)}, Y).play()
+
+
+def test_an_output_that_a_later_member_changes_in_place_equals_torch() -> None:
+    policy = TensorDictSequential(
+        module(nn.Linear(4, 4), "x", "h"),
+        module(nn.ReLU(inplace=True), "h", "g"),
+        module(nn.Linear(4, 4), "g", "y"),
+    )
+    require_torch(Setting(policy, X, {("h",): floats(4), ("g",): floats(4), **Y}))
+
+
+def test_an_output_that_a_layer_of_a_later_member_changes_in_place_equals_torch() -> None:
+    policy = TensorDictSequential(
+        module(nn.Linear(4, 4), "x", "h"),
+        module(nn.Sequential(nn.Identity(), nn.ReLU(inplace=True), nn.Linear(4, 4)), "h", "y"),
+    )
+    require_torch(Setting(policy, X, {("h",): floats(4), **Y}))
+
+
+def test_in_place_layers_inside_a_network_run_natively() -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 4), nn.ELU(inplace=True))
+    assert played(net).is_native()
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_outputs_that_overwrite_observations_equal_torch(size: tuple[int, ...]) -> None:
+    swap = network("return z, x", arguments="x, z", imports=False)
+    roots = {("x",): noise(*size, 3, 4), ("z",): noise(*size, 3, 4, seed=1)}
+    written = {("x",): floats(4), ("z",): floats(4)}
+    setting = Setting(module(swap, "x z", "x z"), roots, written, size, actions=())
+    require_torch(setting)
+
+
+def test_an_observation_that_is_overwritten_and_copied_equals_torch() -> None:
+    policy = TensorDictSequential(
+        module(nn.Linear(4, 4), "x", "h"), module(nn.Identity(), "x", "old"), module(nn.Identity(), "h", "x")
+    )
+    setting = Setting(policy, X, {("x",): floats(4), ("old",): floats(4), ("h",): floats(4)}, actions=())
+    require_torch(setting)
+
+
+def test_a_key_that_is_written_twice_equals_torch() -> None:
+    policy = TensorDictSequential(
+        module(nn.Linear(4, 4), "x", "y"), module(nn.Tanh(), "y", "y"), module(nn.Linear(4, 4), "y", "y")
+    )
+    setting = Setting(policy, X, Y)
+    require_torch(setting)
+    assert setting.is_native(), setting.said
+
+
+def test_nested_keys_equal_torch() -> None:
+    policy = TensorDictModule(nn.Linear(4, 4), [("robot", "pose")], [("robot", "action")])
+    setting = Setting(policy, {("robot", "pose"): noise(3, 4)}, {("robot", "action"): floats(4)})
+    require_torch(setting)
+    assert setting.is_native(), setting.said
+
+
+@pytest.mark.parametrize(
+    ("dtype", "count", "fits"),
+    [
+        (torch.bool, 2, True), (torch.bool, 4, False), (torch.uint8, 4, True), (torch.uint8, 400, False),
+        (torch.int32, 4, True), (torch.float32, 4, True), (torch.float64, 400, True), (torch.int16, 4, True),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_actions_that_a_conversion_would_change_raise_as_in_torch(
+    dtype: torch.dtype, count: int, fits: bool
+) -> None:
+    head = network("return torch.argmax(x, -1)", imports=False)
+    x = torch.zeros(3, count)
+    x[:, -1] = 1
+    for backend in ("auto", "torch"):
+        setting = Setting(module(head), {("x",): x}, {("y",): Field(torch.Size([]), dtype)}, backend=backend)
+        if fits:
+            assert (setting.play()[("y",)] == count - 1).all()
+        else:
+            with pytest.raises(PolicyError, match="can't hold"):
+                setting.play()
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (4,)], ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_actions_of_other_shapes_are_converted_or_refused_as_in_torch(
+    shape: tuple[int, ...], size: tuple[int, ...]
+) -> None:
+    head = network("return torch.argmax(self.fc(x), -1)", imports=False)
+    results = []
+    for backend in ("auto", "torch"):
+        x = {("x",): noise(*size, 3, 4)}
+        setting = Setting(
+            module(head), x, {("y",): Field(torch.Size(shape), torch.int64)}, size, backend=backend
+        )
+        try:
+            results.append(setting.play()[("y",)])
+        except PolicyError as error:
+            results.append(str(error))
+    assert str(results[0]) == str(results[1])
+
+
+# --------------------------------------------------------------------------------------------- what a comparison sees
+class Careful(nn.Module):
+    """Raises for every input outside of a range, as fixed rows are."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not bool(((x > 5) & (x < 6)).all()):
+            raise ValueError("an observation outside of its bounds")
+        return x
+
+
+def test_members_behind_one_that_refuses_all_fixed_rows_are_not_trusted() -> None:
+    """Nothing was compared, so a difference could stay unseen."""
+    policy = TensorDictSequential(module(Careful(), "x", "h"), module(nn.Softplus(1.0, 200.0), "z", "y"))
+    roots = {("x",): torch.full((3, 4), 5.5), ("z",): noise(3, 4)}
+    setting = Setting(policy, roots, {("h",): floats(4), ("y",): floats(4)})
+    require_torch(setting)
+    assert setting.said[1] != "Softplus: native", setting.said
+
+
+def test_a_comparison_leaves_generators_and_modules_unchanged() -> None:
+    counting = network("self.calls = self.calls + 1\nreturn self.fc(x) + torch.rand(4)", imports=False)
+    policy = TensorDictSequential(module(counting, "x", "h"), module(mlp(), "h", "y"))
+    setting = Setting(policy, X, {("h",): floats(4), **Y})
+    torch.manual_seed(4)
+    before = torch.get_rng_state()
+    with torch.no_grad():
+        setting._actor.bind(setting.block())
+    assert torch.equal(before, torch.get_rng_state()) and counting.calls == 0
+    assert setting.said[1] == "Sequential: native"
+
+
+def test_normal_parameters_of_an_odd_number_equal_torch() -> None:
+    policy = module(nn.Sequential(nn.Linear(4, 5), NormalParamExtractor()), "x", "loc scale")
+    setting = Setting(policy, X, {("loc",): floats(3), ("scale",): floats(2)})
+    require_torch(setting)
+    assert setting.is_native(), setting.said
