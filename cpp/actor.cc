@@ -63,7 +63,7 @@ void widen(const std::byte* from, int64_t n, float* to) {
   }
 }
 
-// Checks operations in their order. Each slot is written once, by an operation before those that read it; each weight is
+// Checks operations in their order. Each slot is written once, before another operation reads it; each weight is
 // used once. Numbers are small, so that products don't overflow.
 class Checks {
  public:

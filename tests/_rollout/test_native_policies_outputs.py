@@ -141,7 +141,7 @@ def test_actions_of_other_shapes_are_converted_or_refused_as_in_torch(
     assert str(results[0]) == str(results[1])
 
 
-# --------------------------------------------------------------------------------------------- what a comparison sees
+# --------------------------------------------------------------------------------------------- limits of a comparison
 class Careful(nn.Module):
     """Raises for every input outside of a range, as fixed rows are."""
 

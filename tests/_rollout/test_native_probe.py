@@ -107,7 +107,7 @@ def test_members_behind_one_that_cannot_be_copied_are_left_to_torch() -> None:
     native = NativePolicy("auto", CounterGenerator(), FIELDS, NO_BATCH)
     with torch.no_grad():
         assert native.members(members) == members
-    assert native.said[1] == "Tanh: torch (an earlier member can't be copied)"
+    assert native.said[1] == "Tanh: torch (Locked can't be copied for the comparison)"
 
 
 def test_the_native_backend_refuses_at_each_block() -> None:

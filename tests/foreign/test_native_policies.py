@@ -130,3 +130,31 @@ def test_deterministic_actors_act_as_by_torch() -> None:
     )
     assert said == ("MLP: native",)
     assert torch.allclose(mine["action"][:50], theirs["action"][:50], atol=1e-3)
+
+
+def test_masks_that_the_spec_of_an_exploration_gets_take_effect() -> None:
+    torch.manual_seed(0)
+    spec = data.Categorical(2)
+    policy = TensorDictSequential(q_values(True), modules.EGreedyModule(spec, eps_init=1.0, eps_end=1.0))
+    collector = SyncDataCollector(cart_pole(True)(), policy, frames_per_batch=50, policy_backend="auto")
+    collector.set_seed(1)
+    assert collector.next()["action"].unique().tolist() == [0, 1]
+    policy[-1].spec["action"].update_mask(torch.tensor([True, False]))
+    assert collector.next()["action"].unique().tolist() == [0]
+    collector.shutdown()
+
+
+def test_bounds_that_change_in_place_take_effect() -> None:
+    torch.manual_seed(0)
+    high = torch.tensor(1.0)
+    policy = sampling(modules.TanhNormal, 3, 2, low=-2.0, high=high)
+    collector = SyncDataCollector(GymEnv("Pendulum-v1"), policy, frames_per_batch=100, policy_backend="auto")
+    collector.set_seed(1)
+    assert collector.next()["action"].max() <= 1.0
+    assert collector.stats().policy[-1].endswith(": native")
+    high.fill_(1.9)
+    assert collector.next()["action"].max() > 1.0
+    for bounds in (torch.full((1,), 1.5), torch.full((1,), 1.6)):
+        policy[-1].distribution_kwargs = {"low": -bounds, "high": bounds}
+        collector.next()
+    collector.shutdown()

@@ -262,8 +262,6 @@ class PolicyActor:
             program = self.native and self.native.direct(members, block, self._fields, self._layout.actions)
             if program:
                 return self._natively(program, block)
-        if self.native is not None:
-            self.native.pack(members)
         if on_tensors:
             return self._writing(self._on_rows(members, block), block)
         policy = ModuleSequence(members) if compiler is None else compiler(self._policy)

@@ -1,8 +1,8 @@
 """Reading of a module's own `forward`, if it is straight-line code.
 
-The source is read as an AST. It may hold assignments to local names and a return. Expressions are calls of its own
-submodules, of tensor methods and of the torch functions in `_FUNCTIONS`, indexing of the last dimension, arithmetic,
-and reads of parameters, buffers and numeric attributes. Tracing isn't enough: it turns a branch on a random number into
+The source is read as an AST. It may hold assignments to local names and a return. Expressions are calls (of submodules,
+tensor methods, and the torch functions in `_FUNCTIONS`), arithmetic, and indexing of the last dimension. They may read
+parameters, buffers and numeric attributes. Tracing isn't enough: it turns a branch on a random number into
 a constant. A new function needs an entry in `_FUNCTIONS`.
 """
 

@@ -1,7 +1,7 @@
 """Recognition of modules and distributions that the native core can compute.
 
 A module is recognised by its exact type. A new layer needs an entry in `_LAYERS`, and a new distribution a function in
-`sampled`. Networks with a `forward` of their own are read by `native_forward`.
+`sampled`. `native_forward` reads the `forward` of users' networks.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Emitter:
 
     Args:
         builder: records the operations.
-        read_forward: returns the results of a module with a `forward` of its own (see `native_forward.run_forward`).
+        read_forward: returns the results of a module of a user's class (see `native_forward.run_forward`).
 
     Attributes:
         modules: the modules that were visited, and the names of the attributes that matter; None for all. A change of
@@ -79,7 +79,7 @@ class Emitter:
         if layer is not None:
             self.modules[module] = None
         if layer is None and not _is_sequence_of_torchrl(module):
-            # Other operations of this code may read what a layer changes in place.
+            # Other operations of this code may read a value that a layer changes in place.
             sequences, self._sequences = self._sequences, []
             results = self._read_forward(self, module, inputs, names)
             self._sequences = sequences
@@ -105,7 +105,7 @@ class Emitter:
 
     def _sequence(self, module: Any, *inputs: Value) -> Results:
         found: Results = inputs
-        self._sequences.append({one.slot for one in inputs})
+        self._sequences.append({self.builder.root(one) for one in inputs})
         for layer in module:
             # A tuple of results is passed on as one argument.
             if len(found) != 1:
@@ -119,7 +119,12 @@ class Emitter:
 
         Between two layers of a Sequential, no other operation reads the value.
         """
-        if getattr(module, "inplace", False) and (not self._sequences or x.slot in self._sequences[-1]):
+        if not getattr(module, "inplace", False):
+            return
+        alone = (
+            self._sequences and self.builder.is_fresh(x) and self.builder.root(x) not in self._sequences[-1]
+        )
+        if not alone:
             raise NotNative(f"{type(module).__name__}(inplace=True) changes its input")
 
 
@@ -194,6 +199,7 @@ def _normal_parameters(emit: Emitter, module: NormalParamExtractor, x: Value, *o
     scale = parts[1]
     if type(mapping) is biased_softplus:
         emit.visit(mapping)
+        emit.modules[mapping] = None
         scale = emit.builder.unary(UnaryFunction.ADD, scale, float(mapping.bias))
         scale = emit.builder.unary(UnaryFunction.SOFTPLUS, scale, 1.0, 20.0)
         scale = emit.builder.unary(UnaryFunction.ADD, scale, float(mapping.min_val))
@@ -288,6 +294,7 @@ def _explored(emit: Emitter, module: Any, inputs: Sequence[Value], kind: Interac
     cls = type(spec).__name__
     if cls not in ("OneHot", "Categorical") or not type(spec).__module__.startswith("torchrl."):
         raise NotNative(f"EGreedyModule with the spec {cls}")
+    emit.names.append((vars(spec), "mask"))
     if spec.mask is not None:
         raise NotNative("EGreedyModule with a mask in its spec")
     mask = inputs[1] if len(inputs) > 1 else None
@@ -405,6 +412,8 @@ def _normal(
 
 
 def _number(bound: Any) -> float:
+    if not isinstance(bound, (int, float, torch.Tensor)):
+        raise NotNative(f"a bound of {type(bound).__name__}")
     value = torch.as_tensor(bound)
     if value.numel() != 1:
         raise NotNative("bounds that differ between actions")
@@ -433,6 +442,13 @@ class Segment:
     def inputs(self) -> dict[Path, Value]:
         """The values that the segment reads."""
         return self.emit.builder.inputs
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether an output would be a view of an input or of another output in torch."""
+        builder = self.emit.builder
+        roots = [builder.root(value) for value in {**self.inputs, **self.outputs}.values()]
+        return len(set(roots)) < len(roots) or not all(map(builder.is_fresh, self.outputs.values()))
 
     @cached_property
     def outputs(self) -> dict[Path, Value]:

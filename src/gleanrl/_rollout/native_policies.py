@@ -72,7 +72,7 @@ def reason_for_torch() -> str | None:
 
 
 class _Needs(NamedTuple):
-    """What a choice depends on, apart from the values of parameters."""
+    """The modules and names on which a choice depends, apart from the values of parameters."""
 
     modules: dict[nn.Module, set[str] | None]
     """The modules, and the names of the attributes that matter; None for all."""
@@ -127,6 +127,7 @@ class NativeCall:
         batch_size: the batch size of a row.
         random: the source of random numbers.
         number: the position of the segment in the policy; segments draw different numbers.
+        is_current: tells whether the modules are as they were when the segment was made.
     """
 
     def __init__(
@@ -136,7 +137,9 @@ class NativeCall:
         batch_size: torch.Size,
         random: CounterGenerator,
         number: int,
+        is_current: Callable[[], bool],
     ) -> None:
+        self._is_current = is_current
         self.members = members
         self.inputs, self.outputs = [*segment.inputs], [*segment.outputs]
         self.segment, self.random, self._number = segment, random, number
@@ -172,7 +175,7 @@ class NativeCall:
         tensors, step = [values[path] for path in self.inputs], self.random.step
         if self.advances:
             self.random.step = step + 1
-        if not all(map(self._fits, tensors, self.segment.inputs.values())):
+        if not all(map(self._fits, tensors, self.segment.inputs.values())) or not self._is_ready():
             self.on_torch(values)
             return
         sources = [one.contiguous() for one in tensors]
@@ -182,6 +185,15 @@ class NativeCall:
             values.update(zip(self.outputs, made, strict=True))
         else:
             self.on_torch(values)
+
+    def _is_ready(self) -> bool:
+        """Copy the current weights, because members between native ones may change modules; return whether it works."""
+        try:
+            self.read_weights()
+        except NotNative:
+            return False
+        self.pack()
+        return self._is_current()
 
     def _fits(self, tensor: Any, value: Value) -> bool:
         shape = (*self._batch_size, *value.shape)
@@ -296,7 +308,9 @@ class NativePolicy:
                 said.append(f"{name_of(members[start])}: torch ({reason})")
                 start += 1
                 continue
-            call = NativeCall(members[start:end], segment, self._batch_size, self._random, len(chosen))
+            call = NativeCall(
+                members[start:end], segment, self._batch_size, self._random, len(chosen), self._is_unchanged
+            )
             call.read_weights()
             chosen.append(Member(ModuleSequence(members[start:end]), call))
             said += [f"{name_of(member)}: native" for member in members[start:end]]
@@ -304,14 +318,16 @@ class NativePolicy:
         if call is not None:
             call.advances = True
         self._direct, self._snapshot = None, _Snapshot(needs)
+        natives = [member.call for member in chosen if isinstance(member.call, NativeCall)]
+        if len(natives) < len(chosen) and any(native.segment.shares_memory for native in natives):
+            # A torch member may change in place what torch would share with another entry.
+            return members, [
+                f"{name_of(one)}: torch (an entry shares memory with another one)" for one in members
+            ]
         return chosen, said
 
-    @staticmethod
-    def pack(members: Sequence[Member]) -> None:
-        """Copy the current weights of native members, for calls on the tensors of a row."""
-        for member in members:
-            if isinstance(member.call, NativeCall):
-                member.call.pack()
+    def _is_unchanged(self) -> bool:
+        return self._snapshot.is_current()
 
     def direct(
         self, members: Sequence[Member], block: Block, fields: Mapping[Path, Field], actions: Sequence[Path]
@@ -357,7 +373,7 @@ def _longest(
 ) -> tuple[int, Segment | None, str]:
     """Return the end of the longest run of native members from `start` on, its segment, and why it ends.
 
-    What the answer depends on is added to `needs`.
+    The modules and names on which the answer depends are added to `needs`.
     """
     end, reason = len(members), ""
     try:
@@ -378,6 +394,25 @@ def _longest(
     return start, None, reason
 
 
+class _Same:
+    """An object that equals only itself."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _mark_of(value: Any) -> tuple[Any, ...]:
+    """Return what tells whether an argument of a distribution has changed."""
+    if isinstance(value, (bool, int, float, str)):
+        return type(value), value
+    return _Same(value), getattr(value, "_version", None)
+
+
 def _key_of(members: Sequence[Member]) -> list[Any]:
     """Return the parts of members that a choice depends on, apart from the modules' state."""
     found: list[Any] = []
@@ -387,8 +422,9 @@ def _key_of(members: Sequence[Member]) -> list[Any]:
             found += (call.function, call.names, call.inputs, call.outputs)
         elif isinstance(call, ProbabilisticCall):
             module = call.module
-            arguments = [*module.distribution_kwargs.items()]
-            found += (module, module.distribution_class, arguments, kind_of(member.kind, module))
+            found += (module, module.distribution_class, kind_of(member.kind, module))
+            for name, value in module.distribution_kwargs.items():
+                found += (name, *_mark_of(value))
             found += (call.inputs, call.outputs, call.on_tensors)
         elif isinstance(call, KeyedCall):
             found += (call.module, call.inputs, call.outputs, member.kind or interaction_type())

@@ -6,7 +6,8 @@ Each layer may differ by the rounding of its sums, and each choice only where tw
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,10 +16,10 @@ from torch import Tensor, nn
 
 from gleanrl._arrays.schema import Field
 from gleanrl._arrays.tensordicts import Path, as_key
-from gleanrl._rollout.native_modules import MemberResults, Segment
+from gleanrl._rollout.native_modules import MemberResults, Segment, name_of
 from gleanrl._rollout.native_program import NotNative, ProgramBuilder, Value, bind_row
-from gleanrl._rollout.policy_modules import KeyedCall, Member, ProbabilisticCall, Values, kind_of
-from gleanrl._state.rng import torch_rng_preserved
+from gleanrl._rollout.policy_modules import Member, ProbabilisticCall, Values, kind_of
+from gleanrl._state.rng import GlobalGenerators
 
 _ROWS = 8
 """Rows that a policy is compared on: zeros, ones, negative, random, large, NaN, infinity."""
@@ -78,10 +79,7 @@ class Probe:
     def _run_to(self, position: int) -> None:
         """Compute all rows by torch up to a member."""
         while self._reached < position:
-            try:  # a call may change the state of a user's module
-                member = copy.deepcopy(self._members[self._reached])
-            except Exception as cause:  # a user's module may raise any error when it is copied
-                raise NotNative("an earlier member can't be copied") from cause
+            member = _copy_of(self._members[self._reached])
             self._values = self._after(member, self._values)
             self._reached += 1
 
@@ -89,7 +87,7 @@ class Probe:
     def _after(member: Member, rows: Sequence[Values]) -> list[Values]:
         """Return the rows with the outputs of a member; without any value if it raised."""
         found = []
-        with torch_rng_preserved():
+        with _generators_preserved():
             for row in rows:
                 values = dict(row)
                 try:
@@ -114,7 +112,7 @@ class Probe:
         ]
         wanted += segment.emit.builder.scores.values()
         num_compared = 0
-        with torch_rng_preserved():
+        with _generators_preserved():
             for row in self._values:
                 skipped = segment.emit.builder.has_exact_gelu and _has_infinity(row)
                 if not skipped and all(path in row for path in segment.inputs):
@@ -153,8 +151,7 @@ class Probe:
                 call, member, values, {path: ours[value] for path, value in made.outputs.items()}, made
             )
             return
-        own = copy.deepcopy(member) if isinstance(call, KeyedCall) else member
-        theirs = self._after(own, [values])[0]
+        theirs = self._after(_copy_of(member), [values])[0]
         for path, value in made.outputs.items():
             name, scores = as_key(path), builder.scores.get(value.slot)
             if value in builder.drawn:
@@ -172,6 +169,25 @@ class Probe:
         sources = [row[path].contiguous() for path in segment.inputs]
         bind_row(program, sources, made, self._batch_size, 1, 0)
         return dict(zip(distinct, made, strict=True)) if program.act(0) else None
+
+
+def _copy_of(member: Member) -> Member:
+    """Return a copy of a member, because a call may change its parameters or its state."""
+    try:
+        return copy.deepcopy(member)
+    except Exception as cause:  # a user's module may raise any error when it is copied
+        raise NotNative(f"{name_of(member)} can't be copied for the comparison") from cause
+
+
+@contextmanager
+def _generators_preserved() -> Iterator[None]:
+    """Restore the global generators of torch, NumPy and Python at the end of a ``with`` block."""
+    generators = GlobalGenerators()
+    before = generators.snapshot()
+    try:
+        yield
+    finally:
+        generators.adopt(before)
 
 
 def _has_infinity(row: Values) -> bool:

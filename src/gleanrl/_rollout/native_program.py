@@ -105,6 +105,11 @@ class Weights:
             raise NotNative(
                 f"a parameter is no plain tensor in the CPU's memory, but {found.layout} on {found.device}"
             )
+        last = found.storage_offset() + sum(
+            (size - 1) * stride for size, stride in zip(found.shape, found.stride(), strict=True)
+        )
+        if found.numel() and found.untyped_storage().nbytes() <= last * found.itemsize:
+            raise NotNative("the memory of a parameter was freed")
         if found.grad_fn is not None:
             raise NotNative("a parameter is the result of a computation")
         return found.detach().contiguous()
@@ -130,6 +135,10 @@ class ProgramBuilder:
         """Whether torch's results for infinite numbers depend on their position in a tensor."""
         self.scores: dict[int, Value] = {}
         """For the slot of a choice: the value that it is the first maximum of."""
+        self._roots: dict[int, int] = {}
+        """For the slot of a value that torch would return as a view: the slot of the value that it shows."""
+        self._shared: set[int] = set()
+        """Slots of columns and parameters, which must not change."""
         self.drawn: set[Value] = set()
         """Random choices of `explored`."""
         self._indices: dict[int, Value] = {}
@@ -145,6 +154,7 @@ class ProgramBuilder:
                 raise NotNative(f"the input {as_key(path)!r} is {said}, not float32")
             value = self._new(tuple(field.shape), field.dtype)
             self._add(_Kind.INPUT, value, [], [len(self.inputs), _DTYPES.index(field.dtype)])
+            self._shared.add(value.slot)
             self.inputs[path] = value
         return self.inputs[path]
 
@@ -152,6 +162,7 @@ class ProgramBuilder:
         """Return the value of a parameter or buffer."""
         value = self._new(tuple(shape))
         self._add(_Kind.CONSTANT, value, [], [self._weight(look_up, shape), value.size])
+        self._shared.add(value.slot)
         return value
 
     # ------------------------------------------------------------ operations
@@ -217,7 +228,16 @@ class ProgramBuilder:
         self._floats(x)
         y = self._new((*x.shape[:-1], count))
         self._add(_Kind.COPY, y, [x], [prod(x.shape[:-1]), first, count, x.shape[-1]])
+        self._roots[y.slot] = self.root(x)
         return y
+
+    def root(self, x: Value) -> int:
+        """Return the slot of the value whose memory `x` would have in torch: its own, or that of the shown value."""
+        return self._roots.get(x.slot, x.slot)
+
+    def is_fresh(self, x: Value) -> bool:
+        """Return whether torch would return `x` in new memory, or as a view of such a value."""
+        return self.root(x) not in self._shared
 
     def reshape(self, x: Value, shape: Sequence[int]) -> Value:
         """Return the same numbers in another shape."""
