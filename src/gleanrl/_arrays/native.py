@@ -26,11 +26,14 @@ __all__ = [
     "importance_weights",
     "knows_exchange",
     "lanes",
+    "layer_width",
+    "philox",
     "positions_of_ones",
     "read_files",
     "record",
     "spread_rows",
     "use_lanes",
+    "use_layer_width",
     "write_ones",
 ]
 
@@ -61,11 +64,14 @@ try:
         importance_weights,
         knows_exchange,
         lanes,
+        layer_width,
+        philox,
         positions_of_ones,
         read_files,
         record,
         spread_rows,
         use_lanes,
+        use_layer_width,
         write_ones,
     )
 except ImportError as cause:
