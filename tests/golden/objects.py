@@ -139,6 +139,7 @@ MADE: dict[type[Any], Callable[[], Any]] = {
     envs.EnvCreator: lambda: envs.EnvCreator(cart),
     envs.EnvMetaData: lambda: envs.get_env_metadata(cart()),
     envs.Timeouts: envs.Timeouts,
+    envs.Greedy: lambda: envs.Greedy(one_hot=True),
     envs.RandomPolicy: lambda: envs.RandomPolicy(data.Categorical(3)),
     envs.MarlGroupMapType: lambda: envs.MarlGroupMapType.ALL_IN_ONE_GROUP,
     envs.default_info_dict_reader: lambda: envs.default_info_dict_reader(["a"]),

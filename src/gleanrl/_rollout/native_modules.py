@@ -122,7 +122,9 @@ class Emitter:
         if not getattr(module, "inplace", False):
             return
         alone = (
-            self._sequences and self.builder.is_fresh(x) and self.builder.root(x) not in self._sequences[-1]
+            self._sequences
+            and self.builder.owns_memory(x)
+            and self.builder.root(x) not in self._sequences[-1]
         )
         if not alone:
             raise NotNative(f"{type(module).__name__}(inplace=True) changes its input")
@@ -448,7 +450,7 @@ class Segment:
         """Whether an output would be a view of an input or of another output in torch."""
         builder = self.emit.builder
         roots = [builder.root(value) for value in {**self.inputs, **self.outputs}.values()]
-        return len(set(roots)) < len(roots) or not all(map(builder.is_fresh, self.outputs.values()))
+        return len(set(roots)) < len(roots) or not all(map(builder.owns_memory, self.outputs.values()))
 
     @cached_property
     def outputs(self) -> dict[Path, Value]:

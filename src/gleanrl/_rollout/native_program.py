@@ -235,7 +235,7 @@ class ProgramBuilder:
         """Return the slot of the value whose memory `x` would have in torch: its own, or that of the shown value."""
         return self._roots.get(x.slot, x.slot)
 
-    def is_fresh(self, x: Value) -> bool:
+    def owns_memory(self, x: Value) -> bool:
         """Return whether torch would return `x` in new memory, or as a view of such a value."""
         return self.root(x) not in self._shared
 
