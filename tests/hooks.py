@@ -413,6 +413,7 @@ EXERCISES: dict[Kind, tuple[tuple[Callable[[Make], None], ...], Callable[[Kind],
 LEFT_OUT = {
     "values that the library never calls back": (
         *(verify.AuditReport, verify.AuditProblem, envs.EnvMetaData, envs.Timeouts, envs.MarlGroupMapType),
+        envs.Greedy,
         *(data.HindsightStrategy, data.MinSize, data.SamplesPerInsert, testing.EnvReport, testing.PartReport),
         *(extending.BoundaryKeys, extending.BufferStats, extending.Carry, extending.EnvTraits),
         *(extending.EpisodeRules, extending.Field, extending.OwnedGenerator, extending.OwnedTorchGenerator),

@@ -120,7 +120,7 @@ class AutoResetTransform(_Keeper):
         for key in keys_of(observation_spec) if self.replace else ():
             if observation_spec[key].dtype is not None:
                 self._fill(observation_spec[key].dtype)
-        return observation_spec
+        return super().transform_observation_spec(observation_spec)
 
     def _fill(self, dtype: torch.dtype) -> float:
         if dtype.is_floating_point:
