@@ -235,6 +235,11 @@ ActorProgram::ActorProgram(std::vector<int64_t> slot_sizes, std::vector<Operatio
   }
   weight_counts_ = checks.weight_counts();
   packed_.resize(weight_counts_.size());
+  for (const Operation& op : operations_) {
+    if (op.kind != Kind::kDense) continue;
+    num_products_ += op.sizes[2] * op.sizes[3] * op.sizes[4];
+    if (op.sizes[1] < 0) zeros_.resize(std::max(zeros_.size(), padded(count_of(op.sizes[3]))));
+  }
 }
 
 void ActorProgram::pack(const std::vector<Weight>& weights) {
@@ -313,14 +318,6 @@ bool ActorProgram::act(int64_t t) {
   return true;
 }
 
-int64_t ActorProgram::num_products() const {
-  int64_t products = 0;
-  for (const Operation& op : operations_) {
-    if (op.kind == Kind::kDense) products += op.sizes[2] * op.sizes[3] * op.sizes[4];
-  }
-  return products * num_parts_;
-}
-
 // The random numbers of an operation for one environment and step; each block has four.
 Counter ActorProgram::draw(size_t number, int64_t part, std::uint64_t step, std::uint32_t block) const {
   return philox(key_, {static_cast<std::uint32_t>(step), static_cast<std::uint32_t>(step >> 32),
@@ -338,12 +335,9 @@ bool ActorProgram::run(size_t number, const Operation& op, int64_t t) {
     case Kind::kConstant:
       return true;
     case Kind::kDense: {
-      static constexpr int64_t kNone = -1;
       const auto& weight = packed_[count_of(n[0])];
-      static thread_local std::vector<float> zeros;
       const size_t in = count_of(n[2]), out = count_of(n[3]), groups = count_of(n[4]);
-      if (n[1] == kNone && zeros.size() < padded(out)) zeros.resize(padded(out));
-      const float* const bias = n[1] == kNone ? zeros.data() : packed_[count_of(n[1])].data();
+      const float* const bias = n[1] < 0 ? zeros_.data() : packed_[count_of(n[1])].data();
       const Slot &x = slots_[count_of(op.from[0])], &y = slots_[count_of(op.to)];
       if (groups == 1) {
         layers().dense(weight.data(), bias, in, out, x.data, count_of(x.stride), y.data, count_of(y.stride), rows);
@@ -600,7 +594,7 @@ bool ActorProgram::run_normal(size_t number, const Operation& op, std::uint64_t 
         const auto x = static_cast<double>(value);
         const double bounded = std::clamp(std::tanh(x), -kLimit, kLimit);
         to[i] = static_cast<float>(low + half * (bounded + 1.0));
-        score -= 2.0 * (kLogTwo - x - softplus(-2.0 * x)) + std::log(half);
+        if (scores >= 0) score -= 2.0 * (kLogTwo - x - softplus(-2.0 * x)) + std::log(half);
       }
       if (scores >= 0 && !summed) at(scores, part)[i] = static_cast<float>(score);
       sum += score;

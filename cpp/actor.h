@@ -83,8 +83,8 @@ class ActorProgram {
   // Computes row t and writes its outputs; false if torch has to compute it.
   bool act(std::int64_t t);
 
-  // Multiplications of all dense layers in a call of `act`.
-  std::int64_t num_products() const;
+  // Multiplications of all dense layers in a call of `act`, for the bound columns.
+  std::int64_t num_products() const { return num_products_ * num_parts_; }
 
   // The step after the last row that was computed.
   std::uint64_t next_step() const { return next_step_; }
@@ -119,6 +119,8 @@ class ActorProgram {
   int num_inputs_;
   std::vector<std::int64_t> weight_counts_;  // expected number of floats of each weight
   std::vector<std::vector<float>> packed_;   // by weight; the weights of dense layers are in panels
+  std::vector<float> zeros_;                 // in place of absent biases
+  std::int64_t num_products_ = 0;            // for one environment
   std::vector<Slot> slots_;
   std::vector<float> memory_;
   std::vector<ColumnPlace> inputs_, places_;

@@ -4,6 +4,8 @@
 #include <bit>
 #include <cstring>
 
+#include "processor.h"
+
 namespace gleanrl {
 namespace {
 
@@ -20,9 +22,7 @@ namespace two {
 #undef GLEANRL_LANES
 }  // namespace two
 
-// Clang doesn't support this pragma.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define GLEANRL_HAS_EIGHT
+#if defined(GLEANRL_HAS_WIDER_REGISTERS)
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512dq,avx512vl,avx512bw,prefer-vector-width=512")
 namespace eight {
@@ -35,12 +35,8 @@ namespace eight {
 
 // The kernels for `lanes` doubles in a register; null if this processor doesn't support them.
 const Kernels* of_lanes(int lanes) {
-#if defined(GLEANRL_HAS_EIGHT)
-  __builtin_cpu_init();
-  if (lanes == 8 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw")) {
-    return &eight::kKernels;
-  }
+#if defined(GLEANRL_HAS_WIDER_REGISTERS)
+  if (lanes == 8 && has_avx512()) return &eight::kKernels;
 #endif
   return lanes == 2 ? &two::kKernels : nullptr;
 }

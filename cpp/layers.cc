@@ -5,6 +5,8 @@
 #include <cstring>
 #include <initializer_list>
 
+#include "processor.h"
+
 namespace gleanrl {
 namespace {
 
@@ -16,9 +18,7 @@ namespace four {
 #undef GLEANRL_WIDTH
 }  // namespace four
 
-// Clang doesn't support these pragmas.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define GLEANRL_HAS_WIDE
+#if defined(GLEANRL_HAS_WIDER_REGISTERS)
 #pragma GCC push_options
 #pragma GCC target("avx2")
 namespace eight {
@@ -39,13 +39,9 @@ namespace sixteen {
 
 // The layers for registers of `width` floats; null if this processor doesn't support them.
 const Layers* of_width(int width) {
-#if defined(GLEANRL_HAS_WIDE)
-  __builtin_cpu_init();
-  if (width == 16 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw")) {
-    return &sixteen::kLayers;
-  }
-  if (width == 8 && __builtin_cpu_supports("avx2")) return &eight::kLayers;
+#if defined(GLEANRL_HAS_WIDER_REGISTERS)
+  if (width == 16 && has_avx512()) return &sixteen::kLayers;
+  if (width == 8 && has_avx2()) return &eight::kLayers;
 #endif
   return width == 4 ? &four::kLayers : nullptr;
 }

@@ -256,13 +256,11 @@ class PolicyActor:
         if self.native is not None:
             members = self.native.members(members)
         reads = reads_of(members)
-        on_tensors = reads is not None and self._on_tensors(members, reads)
-        if on_tensors:
+        if reads is not None and self._on_tensors(members, reads):
             self.seen = reads
             program = self.native and self.native.direct(members, block, self._fields, self._layout.actions)
             if program:
                 return self._natively(program, block)
-        if on_tensors:
             return self._writing(self._on_rows(members, block), block)
         policy = ModuleSequence(members) if compiler is None else compiler(self._policy)
         self.seen = reads if reads is not None and self._offers(reads) else None

@@ -325,18 +325,16 @@ def sampled(
         NotNative: the distribution isn't known, or not with these arguments.
     """
     emit.modules[module] = None
-    cls, kwargs, scored = module.distribution_class, module.distribution_kwargs, bool(module.return_log_prob)
-    random = kind is InteractionType.RANDOM
+    cls = module.distribution_class
     if not isinstance(cls, type):
         raise NotNative(f"the distribution {cls!r:.60} isn't a class")
-    name, home = cls.__name__, cls.__module__
-    ours = home.startswith("torchrl.")
+    name, ours = cls.__name__, cls.__module__.startswith("torchrl.")
     if cls is Delta or (ours and name == "Delta"):
-        return _delta(parameters, kwargs, scored)
+        return _delta(module, parameters)
     if cls in (Categorical, OneHotCategorical) or (ours and name in _CHOICES):
-        return _choice(emit, cls, parameters, kwargs, random, scored, kind)
+        return _choice(emit, module, parameters, kind)
     if cls is Normal or (ours and name in ("IndependentNormal", "TanhNormal")):
-        return _normal(emit, name, parameters, kwargs, random, scored, kind)
+        return _normal(emit, module, parameters, kind)
     raise NotNative(f"the distribution {name}")
 
 
@@ -344,63 +342,64 @@ _CHOICES = ("OneHotCategorical", "MaskedCategorical", "MaskedOneHotCategorical")
 
 
 def _delta(
-    parameters: Mapping[str, Value], kwargs: Mapping[str, Any], scored: bool
+    module: ProbabilisticTensorDictModule, parameters: Mapping[str, Value]
 ) -> tuple[Value, Value | None]:
-    if scored or set(parameters) != {"param"} or kwargs:
+    if module.return_log_prob or set(parameters) != {"param"} or module.distribution_kwargs:
         raise NotNative("Delta with arguments or a log-probability")
     return parameters["param"], None
 
 
 def _choice(
     emit: Emitter,
-    cls: type[Any],
+    module: ProbabilisticTensorDictModule,
     parameters: Mapping[str, Value],
-    kwargs: Mapping[str, Any],
-    random: bool,
-    scored: bool,
     kind: InteractionType,
 ) -> tuple[Value, Value | None]:
-    masked = cls.__name__.startswith("Masked")
+    name, kwargs = module.distribution_class.__name__, module.distribution_kwargs
+    masked = name.startswith("Masked")
     names = set(parameters)
     found = names & {"logits", "probs"}
     if kwargs or len(found) != 1 or names - found - ({"mask"} if masked else set()):
-        raise NotNative(f"{cls.__name__} with the arguments {sorted(names | set(kwargs))}")
+        raise NotNative(f"{name} with the arguments {sorted(names | set(kwargs))}")
     # torch.distributions.Categorical has no deterministic_sample, but a registered substitute: its mode.
     if kind not in (InteractionType.RANDOM, InteractionType.MODE, InteractionType.DETERMINISTIC):
-        raise NotNative(f"{cls.__name__} with {kind}")
+        raise NotNative(f"{name} with {kind}")
     (source,) = found
     x, mask = parameters[source], parameters.get("mask")
     if mask is not None and mask.dtype is not torch.bool:
         raise NotNative(f"a mask of {mask.dtype}")
-    one_hot = cls.__name__.endswith("OneHotCategorical")
+    one_hot = name.endswith("OneHotCategorical")
     if one_hot and x.shape[-1:] == (1,):
         raise NotNative("a one-hot choice among one")
+    random, scored = kind is InteractionType.RANDOM, bool(module.return_log_prob)
     index, score = emit.builder.categorical(x, mask, source == "probs", random, scored)
     return (emit.builder.one_hot(index, x.size) if one_hot else index), score
 
 
+_TYPES_OF_NORMALS = (
+    InteractionType.RANDOM,
+    InteractionType.DETERMINISTIC,
+    InteractionType.MODE,
+    InteractionType.MEAN,
+)
+
+
 def _normal(
     emit: Emitter,
-    name: str,
+    module: ProbabilisticTensorDictModule,
     parameters: Mapping[str, Value],
-    kwargs: Mapping[str, Any],
-    random: bool,
-    scored: bool,
     kind: InteractionType,
 ) -> tuple[Value, Value | None]:
-    known = {"low", "high"} if name == "TanhNormal" else set()
-    if set(parameters) != {"loc", "scale"} or set(kwargs) - known - (
-        {"tanh_loc"} if name != "Normal" else set()
-    ):
+    name, kwargs = module.distribution_class.__name__, module.distribution_kwargs
+    known = {"Normal": set(), "IndependentNormal": {"tanh_loc"}, "TanhNormal": {"tanh_loc", "low", "high"}}[
+        name
+    ]
+    if set(parameters) != {"loc", "scale"} or set(kwargs) - known:
         raise NotNative(f"{name} with the arguments {sorted({*parameters, *kwargs})}")
     if kwargs.get("tanh_loc"):
         raise NotNative(f"{name} with tanh_loc")
-    fixed = (
-        (InteractionType.DETERMINISTIC,)
-        if name == "TanhNormal"
-        else (InteractionType.DETERMINISTIC, InteractionType.MODE, InteractionType.MEAN)
-    )
-    if not random and kind not in fixed:
+    # The mode and the mean of a squashed distribution have no closed form.
+    if kind not in (_TYPES_OF_NORMALS[:2] if name == "TanhNormal" else _TYPES_OF_NORMALS):
         raise NotNative(f"{name} with {kind}")
     squashed = None
     if name == "TanhNormal":
@@ -410,6 +409,7 @@ def _normal(
     loc, scale = parameters["loc"], parameters["scale"]
     if name != "Normal" and not loc.shape:
         raise NotNative(f"{name} of a single number")
+    random, scored = kind is InteractionType.RANDOM, bool(module.return_log_prob)
     return emit.builder.normal(loc, scale, random, scored, name != "Normal", squashed)
 
 

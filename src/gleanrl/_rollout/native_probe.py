@@ -6,8 +6,7 @@ Each layer may differ by the rounding of its sums, and each choice only where tw
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -87,7 +86,7 @@ class Probe:
     def _after(member: Member, rows: Sequence[Values]) -> list[Values]:
         """Return the rows with the outputs of a member; without any value if it raised."""
         found = []
-        with _generators_preserved():
+        with GlobalGenerators().preserved():
             for row in rows:
                 values = dict(row)
                 try:
@@ -112,7 +111,7 @@ class Probe:
         ]
         wanted += segment.emit.builder.scores.values()
         num_compared = 0
-        with _generators_preserved():
+        with GlobalGenerators().preserved():
             for row in self._values:
                 skipped = segment.emit.builder.has_exact_gelu and _has_infinity(row)
                 if not skipped and all(path in row for path in segment.inputs):
@@ -177,17 +176,6 @@ def _copy_of(member: Member) -> Member:
         return copy.deepcopy(member)
     except Exception as cause:  # a user's module may raise any error when it is copied
         raise NotNative(f"{name_of(member)} can't be copied for the comparison") from cause
-
-
-@contextmanager
-def _generators_preserved() -> Iterator[None]:
-    """Restore the global generators of torch, NumPy and Python at the end of a ``with`` block."""
-    generators = GlobalGenerators()
-    before = generators.snapshot()
-    try:
-        yield
-    finally:
-        generators.adopt(before)
 
 
 def _has_infinity(row: Values) -> bool:

@@ -182,10 +182,7 @@ class ProbabilisticCall:
         return draw
 
     def _on_batch(self, values: Values) -> None:
-        leaves = [values[path] for path in self._record.paths]
-        batch = self.module.forward(self._record.build(leaves, self._batch_size))
-        for path in self.outputs:
-            values[path] = batch.get(as_key(path))
+        _call_on_batch(self.module.forward, self._record, self._batch_size, values, self.outputs)
 
     def distribution(self, values: Values) -> Distribution | None:
         """Return the distribution that the module would make; None if it isn't a distribution over tensors."""
@@ -228,10 +225,20 @@ class KeyedCall:
 
     def __call__(self, values: Values) -> None:
         """Read the inputs from `values` and add the outputs."""
-        batch = self._record.build([values[path] for path in self._record.paths], self._batch_size)
-        found = self.module(batch)
-        for path in self.outputs:
-            values[path] = found.get(as_key(path))
+        _call_on_batch(self.module, self._record, self._batch_size, values, self.outputs)
+
+
+def _call_on_batch(
+    call: Callable[[Any], Any],
+    record: TensorDictBuilder,
+    batch_size: torch.Size,
+    values: Values,
+    outputs: Sequence[Path],
+) -> None:
+    """Call a module on a TensorDict of the values that `record` names, and add the outputs to `values`."""
+    found = call(record.build([values[path] for path in record.paths], batch_size))
+    for path in outputs:
+        values[path] = found.get(as_key(path))
 
 
 def kind_of(kind: InteractionType | None, module: ProbabilisticTensorDictModule) -> InteractionType:

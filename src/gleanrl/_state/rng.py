@@ -247,6 +247,15 @@ def _apart(start: bytes, lineage: tuple[int, ...]) -> int:
     return int.from_bytes(blake2b(start + repr(lineage).encode(), digest_size=8).digest(), "big") >> 1
 
 
+def _drawn_by(lineage: tuple[int, ...], seed: int) -> int:
+    """Return the seed of a sequence whose `seed` was drawn from the global generator of a process of this lineage.
+
+    A forked child has a copy of its parent's global generator, so both draw the same seed. The lineage tells them
+    apart.
+    """
+    return _apart(seed.to_bytes(8, "big"), lineage) if lineage else seed
+
+
 def _checked(seed: int) -> int:
     """Return `seed`, or raise `InvalidArgumentError` unless it is an integer in ``[0, 2**63)``."""
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= _SEED_RANGE:
@@ -313,13 +322,8 @@ class OwnedGenerator(RandomSource):
 
     def _seeded(self) -> Random:
         """Draw a seed from torch's global generator, and return the generator that starts from it."""
-        self._native = self._from_seed(new_seed())
+        self._native = Random(_drawn_by(self._lineage, new_seed()))
         return self._native
-
-    def _from_seed(self, seed: int) -> Random:
-        # A forked child has a copy of its parent's global generator, so both draw the same seed. The lineage tells them
-        # apart.
-        return Random(_apart(seed.to_bytes(8, "big"), self._lineage) if self._lineage else seed)
 
     def after_fork(self, lineage: tuple[int, ...]) -> None:
         """Continue with the child's own sequence."""
@@ -363,7 +367,7 @@ class OwnedGenerator(RandomSource):
             return GeneratorState(self._words(self._native))
         source = _seeds.get() or _like_the_global()
         seed = None if isinstance(source, str) else new_seed(source)
-        return GeneratorState(None if seed is None else self._words(self._from_seed(seed)))
+        return GeneratorState(None if seed is None else self._words(Random(_drawn_by(self._lineage, seed))))
 
     def parse(self, state: Any) -> GeneratorState:
         """Return the position in a saved state; raise `SchemaError` for any other value."""
@@ -493,8 +497,7 @@ class OwnedTorchGenerator(Stateful[torch.Tensor | None]):
     def get(self) -> torch.Generator:
         """Return the generator. The first call without a seed draws one from torch's global generator."""
         if self._torch is None:
-            seed = new_seed()
-            self.seed(_apart(seed.to_bytes(8, "big"), self._lineage) if self._lineage else seed)
+            self.seed(_drawn_by(self._lineage, new_seed()))
             assert self._torch is not None
         return self._torch
 
@@ -577,8 +580,7 @@ class CounterGenerator(Stateful[CounterPosition]):
     def key(self) -> int:
         """The key. The first call without a seed draws one from torch's global generator."""
         if self._key is None:
-            seed = new_seed()
-            self._key = _apart(seed.to_bytes(8, "big"), self._lineage) if self._lineage else seed
+            self._key = _drawn_by(self._lineage, new_seed())
         return self._key
 
     @property

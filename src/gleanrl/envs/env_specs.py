@@ -66,7 +66,7 @@ class EnvType(ABCMeta):
         env = super().__call__(*args, **kwargs)
         if not isinstance(type(env), EnvType):
             return env
-        own = isinstance(env, cls)  # otherwise the call of its own class has applied the defaults
+        own = isinstance(env, cls)  # the constructor of another class has applied the defaults already
         if own or spec_locked is not None:
             env.set_spec_lock_(env.wants_lock if spec_locked is None else spec_locked)
         if (own and env.resets_itself) if auto_reset is None else auto_reset:

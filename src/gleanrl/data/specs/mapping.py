@@ -351,7 +351,7 @@ class SpecMapping(Lockable, TensorSpec):
     def update(self, dict_or_spec: Mapping[Any, Any] | SpecMapping) -> Self:
         """Set the given entries; mappings under the name of a composite are merged into it.
 
-        After an error nothing has changed. The errors are those of `set`.
+        The call raises the errors of `set`. After an error nothing has changed.
 
         Returns:
             the composite itself.
