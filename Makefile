@@ -105,7 +105,7 @@ test-programs: build
 	PYTHONPATH=src $(FOREIGN)/bin/python -m pytest -q tests/programs $(TEST_ARGS)
 
 chaos: build
-	GLEANRL_CHAOS=$(CHAOS) $(BIN)/python -m pytest -q -s tests/chaos tests/test_hooks.py $(INTERRUPTED) $(TEST_ARGS)
+	GLEANRL_CHAOS=$(CHAOS) $(BIN)/python -m pytest -q -s tests/chaos tests/docs tests/test_hooks.py $(INTERRUPTED) $(TEST_ARGS)
 
 bench: build
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")])
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+OPTIONAL = {"ale_py", "minari", "mujoco", "ray", "stable_baselines3", "tensorboard", "torchrl"}
+"""Packages that an example may need and that an environment of the tests may lack."""
+WIDTH = 88
+ALL = float(os.environ.get("GLEANRL_CHAOS", 0)) >= 1
+"""Whether the examples run that start many processes."""
 TEST = re.compile(r"tests/[\w/]+\.py::[\w:]+")
 
 
@@ -21,16 +27,31 @@ def page_name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
-def blocks(text: str) -> list[tuple[int, str]]:
-    """Return each block of Python and the line at which it begins."""
-    return [(text[: found.start(1)].count("\n"), found.group(1)) for found in BLOCK.finditer(text)]
+def fences(text: str) -> list[tuple[int, str, str]]:
+    """Return the line of each fenced block, its language and its content."""
+    return [(text[: found.start(2)].count("\n"), *found.groups()) for found in BLOCK.finditer(text)]
 
 
-def run(text: str, name: str) -> None:
-    """Run the blocks of a page in order, in one namespace; errors show the page's line numbers."""
-    namespace = {"__name__": name}
-    for line, source in blocks(text):
-        exec(compile("\n" * line + source, name, "exec"), namespace)
+def examples(page: Path) -> list[Any]:
+    """Return the blocks of Python of a page as parameters of a test."""
+    return [
+        pytest.param(page, line, source, id=f"{page_name(page)}:{line}")
+        for line, language, source in fences(page.read_text())
+        if language.startswith("py")
+    ]
+
+
+def run(source: str, line: int, name: str) -> None:
+    """Run one block in a new namespace, as its readers would; errors show the page's line numbers.
+
+    Skip it if one of the optional packages is absent.
+    """
+    try:
+        exec(compile("\n" * line + source, name, "exec"), {"__name__": name})
+    except ModuleNotFoundError as error:
+        if error.name not in OPTIONAL:
+            raise
+        pytest.skip(f"needs {error.name}")
 
 
 @cache
@@ -77,11 +98,32 @@ def broken_links(text: str, folder: Path) -> list[str]:
     return [target for target in targets if not (folder / target).exists()]
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p.read_text())], ids=page_name)
-def test_every_example_runs(page, tmp_path, monkeypatch, capsys):
+EXAMPLES = [example for page in PAGES for example in examples(page)]
+ON_RAY = [example for example in EXAMPLES if "Ray" in example.values[2]]
+
+
+@pytest.mark.parametrize(("page", "line", "source"), [e for e in EXAMPLES if e not in ON_RAY])
+def test_every_example_runs_alone(page, line, source, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    torch.manual_seed(0)
-    run(page.read_text(), page_name(page))
+    run(source, line, page_name(page))
+
+
+@pytest.mark.skipif(not ALL, reason="starts Ray actors for a minute: make chaos runs it")
+@pytest.mark.parametrize(("page", "line", "source"), ON_RAY)
+def test_every_example_on_ray_runs_alone(page, line, source, tmp_path, monkeypatch, capsys, ray_session):
+    monkeypatch.chdir(tmp_path)
+    run(source, line, page_name(page))
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=page_name)
+def test_code_fits_the_column(page):
+    wide = [
+        (line + k, row)
+        for line, _, source in fences(page.read_text())
+        for k, row in enumerate(source.splitlines(), 1)
+        if len(row) > WIDTH
+    ]
+    assert wide == []
 
 
 def test_the_tests_that_the_pitfalls_name_exist():
@@ -110,8 +152,13 @@ def test_every_page_is_in_the_navigation():
 
 
 def test_a_false_page_is_found(tmp_path):
+    text = "```python\na = 1\n```\ntext\n```py\nassert a == 1\n```\n"
+    first, second = fences(text)
+    run(first[2], first[0], "page")
     with pytest.raises(NameError):
-        run("```python\na = 1\n```\ntext\n```python\nassert a == 1\nb\n```\n", "page")
+        run(second[2], second[0], "page")
+    with pytest.raises(ModuleNotFoundError):
+        run("import nowhere", 0, "page")
     here = "tests/docs/test_docs.py::"
     names = [
         "test_a_false_page_is_found",
