@@ -98,6 +98,14 @@ def ray() -> Any:
     return _imported("ray", "ray", "collectors and buffers on Ray need")
 
 
+def rich_progress() -> Any:
+    """Import and return `rich.progress`; None if it can't be imported, for callers that print plain lines then."""
+    try:
+        return importlib.import_module("rich.progress")
+    except ImportError:
+        return None
+
+
 def _imported(library: str, extra: str, who_needs: str) -> Any:
     try:
         return importlib.import_module(library)

@@ -129,13 +129,40 @@ def test_nothing_is_drawn_after_the_last_state(fake_clock: clock.FakeClock) -> N
     assert drawn(console) == before
 
 
-def test_the_bar_of_a_collector_that_lives_at_exit_ends_without_an_error() -> None:
-    program = """
+PROGRAM = """
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.envs import GymEnv
 collector = SyncDataCollector(GymEnv("CartPole-v1"), None, frames_per_batch=10, total_frames=-1, progress=True)
 collector.next(), collector.next()
 """
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+
+
+def test_the_bar_of_a_collector_that_lives_at_exit_ends_without_an_error() -> None:
+    found = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=100)
     assert found.returncode == 0 and not found.stderr
     assert found.stdout.count("frames/s") == 1
+
+
+@pytest.mark.parametrize(("budget", "total"), [("-1", "frames"), ("20", "of 20 frames")])
+def test_lines_are_printed_where_rich_cannot_be_imported(budget: str, total: str) -> None:
+    without = "import sys; sys.modules['rich'] = None" + PROGRAM.replace("-1", budget)
+    found = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True, timeout=100)
+    assert found.returncode == 0 and not found.stderr
+    first, last = found.stdout.splitlines()
+    assert first.startswith(f"0 {total}  ") and last.startswith(f"10 {total}  ")
+    assert "frames/s  " in last and "mean return" in last
+
+
+def test_a_line_is_printed_every_ten_seconds_at_most(
+    fake_clock: clock.FakeClock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "rich.progress", None)
+    progress = CollectorProgress(30_000)
+    for n in range(1, 26):
+        progress.update(1_000 * n, stats(episodes=n, mean_return=-n, frames_per_s=1_234.5))
+        fake_clock.advance(1.0)
+    progress.close()
+    progress.close()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(" ")[0] for line in lines] == ["1,000", "11,000", "21,000", "25,000"]
+    assert lines[-1] == "25,000 of 30,000 frames  1,234 frames/s  25 episodes  mean return -25.0"

@@ -9,14 +9,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from tensordict import TensorDictBase
 
 from gleanrl._arrays.tensordicts import NestedKey, as_path, is_private
 from gleanrl._os import clock
 from gleanrl._os.interrupts import to_the_end
-from gleanrl._util import is_native, optional_callable
+from gleanrl._util import is_native, optional_callable, rich_progress
 from gleanrl.collectors.background import Background
 from gleanrl.collectors.frame_accounting import CollectorStats
 from gleanrl.collectors.source import Budget, BudgetSpent, Collected, Grant, Grants, Source
@@ -196,31 +194,57 @@ class BufferSink:
         return buffer.stats().rows_written if is_native(buffer, "stats", of=ReplayBuffer) else None
 
 
-_SECONDS_BETWEEN_DRAWINGS = 0.25
+class _Lines:
+    """Prints counters as lines of text. It has the methods of rich's `Progress` that `CollectorProgress` calls."""
+
+    def __init__(self, total_frames: int | None) -> None:
+        self._frames = "frames" if total_frames is None else f"of {total_frames:,} frames"
+        self._next = self._printed = ""
+
+    def add_task(self, *_: Any, **__: Any) -> None:
+        """Do nothing: there is one task."""
+
+    def update(self, task: None, *, completed: int, speed: float, episodes: int, mean_return: float) -> None:
+        self._next = (
+            f"{completed:,} {self._frames}  {speed:,.0f} frames/s  {episodes:,} episodes  "
+            f"mean return {mean_return:.1f}"
+        )
+
+    def refresh(self) -> None:
+        """Print the counters, unless that line is the last printed one."""
+        if self._next != self._printed:
+            print(self._next, flush=True)
+            self._printed = self._next
+
+    start = stop = refresh
 
 
 class CollectorProgress:
-    """Show a collector's counters on the terminal.
+    """Show a collector's counters on the terminal: a bar, or lines of text if rich isn't installed.
 
     The bar is drawn at handovers, a few times a second at most. There is no drawing thread, so the bar stays unchanged
-    while the learner is busy.
+    while the learner is busy. Lines are printed at the first handover, then every ten seconds at most, and at the end.
 
     Args:
         total_frames: the collector's budget; None for endless, which shows neither a bar nor the remaining time.
-        console: the console to draw on; None for the terminal.
+        console: the `rich.console.Console` to draw on; None for the terminal.
     """
 
-    def __init__(self, total_frames: int | None, console: Console | None = None) -> None:
-        self._progress = Progress(
-            TextColumn("{task.completed:,.0f} frames"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[speed]:,.0f} frames/s  {task.fields[episodes]:,} episodes"),
-            TextColumn("mean return {task.fields[mean_return]:.1f}"),
-            TimeRemainingColumn(),
-            auto_refresh=False,
-            console=console,
-        )
+    def __init__(self, total_frames: int | None, console: Any = None) -> None:
+        rich = rich_progress()
+        self._pause_s = 10.0 if rich is None else 0.25
+        self._progress: Any = _Lines(total_frames)
+        if rich is not None:
+            self._progress = rich.Progress(
+                rich.TextColumn("{task.completed:,.0f} frames"),
+                rich.BarColumn(),
+                rich.TaskProgressColumn(),
+                rich.TextColumn("{task.fields[speed]:,.0f} frames/s  {task.fields[episodes]:,} episodes"),
+                rich.TextColumn("mean return {task.fields[mean_return]:.1f}"),
+                rich.TimeRemainingColumn(),
+                auto_refresh=False,
+                console=console,
+            )
         self._task = self._progress.add_task(
             "collect", total=total_frames, speed=0.0, episodes=0, mean_return=float("nan")
         )
@@ -243,7 +267,7 @@ class CollectorProgress:
             self._progress.start()  # `start` draws the first state
             # `finalize` runs at exit, before Python unloads the modules that drawing needs.
             self._end, self._drawn = weakref.finalize(self, self._progress.stop), now
-        elif now - self._drawn >= _SECONDS_BETWEEN_DRAWINGS:
+        elif now - self._drawn >= self._pause_s:
             self._progress.refresh()
             self._drawn = now
 

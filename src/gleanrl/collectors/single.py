@@ -99,7 +99,7 @@ class SyncDataCollector(SourceCollector):
         post_collect_hook: called on every batch in its delivered form, before it is written to a buffer.
         nonfinite: treatment of NaN or infinity in observations and rewards: ``"raise"``; ``"mark"`` them in
             ``("collector", "nonfinite")``; or ``"pass"``.
-        progress: whether a progress bar is shown.
+        progress: whether a progress bar is shown; without rich (extra `progress`), lines of text.
 
     Raises:
         InvalidArgumentError: an argument has a bad value; the message names both (also a ValueError).
