@@ -1,15 +1,17 @@
-"""The commands of the Makefile adapt to missing parts of the machine."""
+"""The commands of the Makefile, and the build, adapt to missing parts of the machine."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+TOOLS = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
 def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -49,6 +51,26 @@ def test_missing_compiler_prints_one_sentence(tmp_path):
     )
     assert done.stdout.count("\n") == 1
     assert make(tmp_path, "compiler").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        (
+            "CMAKE_CXX_COMPILER=NOTFOUND",
+            "No C++ compiler here, and gleanrl compiles its core: install g++ 11",
+        ),
+        ("CMAKE_HOST_WIN32=ON", "gleanrl supports Linux and macOS, not Windows"),
+    ],
+)
+def test_build_that_cannot_compile_ends_with_one_sentence(tmp_path, setting, sentence):
+    command = ["cmake", "-G", "Ninja", "-S", ROOT, "-B", tmp_path, f"-D{setting}"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env={**os.environ, "PATH": TOOLS}
+    )
+    assert done.returncode != 0
+    assert " ".join(done.stderr.split()).count(sentence) == 1
+    assert done.stderr.count("CMake Error") == 1
 
 
 @pytest.mark.parametrize("target", ["test", "test-fast"])

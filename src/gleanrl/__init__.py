@@ -1,7 +1,13 @@
 """gleanrl: data collection and replay storage for reinforcement learning in PyTorch."""
 
 import importlib
+import sys
 from typing import Any
+
+if sys.platform == "win32":  # before the first import that fails there with a riddle
+    raise ImportError(
+        "gleanrl supports Linux and macOS, not Windows: install Linux with `wsl --install`, then gleanrl inside it"
+    )
 
 from gleanrl import compat
 
