@@ -39,4 +39,10 @@ def test_run_executes_a_module_with_its_arguments(folder):
 
 def test_bad_command_lines_raise_clear_errors():
     assert "no file nowhere.py" in run("-m", "gleanrl", "run", "nowhere.py").stderr
-    assert run("-m", "gleanrl").returncode == 2
+    assert run("-m", "gleanrl", "walk").returncode == 2
+
+
+def test_command_line_without_a_command_prints_its_help():
+    done = run("-m", "gleanrl")
+    assert done.returncode == 2
+    assert "run a TorchRL program, unchanged" in done.stderr

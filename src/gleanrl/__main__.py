@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         TakeoverError: TorchRL isn't installed, or was imported before; see `gleanrl.takeover`.
     """
     parser = argparse.ArgumentParser(prog="python -m gleanrl")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(metavar="COMMAND")
     run = commands.add_parser(
         "run", help="run a TorchRL program, unchanged, with our data layer behind its imports"
     )
@@ -30,6 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run.add_argument("program", metavar="PROGRAM", help="a Python file, or a module with -m")
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="the program's own")
     given = parser.parse_args(arguments)
+    if "program" not in given:
+        parser.print_help(sys.stderr)
+        parser.exit(2)
     if not given.is_module and not Path(given.program).exists():
         parser.error(f"run: there is no file {given.program}")
     install()
