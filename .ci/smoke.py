@@ -1,6 +1,11 @@
-"""Test an installed wheel: collect, store and sample. Run it in a folder from which the sources can't be imported."""
+"""Test an installed wheel: run README's program, then collect, store and sample.
 
+Run it in a folder from which the sources can't be imported.
+"""
+
+import re
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,9 +18,16 @@ from gleanrl.envs import GymEnv, RandomPolicy
 place = Path(native.__file__)
 assert "site-packages" in place.parts, f"gleanrl comes from {place}, not from the wheel"
 
+readme = (Path(__file__).parents[1] / "README.md").read_text()
+program = re.search(r"```python\n(.*?)```", readme, re.DOTALL)
+assert program, "expected a program in README.md, found none"
+names: dict[str, Any] = {}
+exec(compile(program.group(1), "README.md", "exec"), names)
+assert len(names["buffer"]) == 1000 and names["sample"].batch_size == torch.Size([64])
+
 environment = GymEnv("CartPole-v1")
 collector = SyncDataCollector(
-    environment, RandomPolicy(environment.action_spec), frames_per_batch=100, total_frames=300
+    environment, RandomPolicy(environment.action_spec), frames_per_batch=100, total_frames=300, progress=True
 )
 for storage in (LazyTensorStorage(1000), LazyMemmapStorage(1000)):
     buffer = ReplayBuffer(storage=storage, batch_size=32)
@@ -27,4 +39,4 @@ for storage in (LazyTensorStorage(1000), LazyMemmapStorage(1000)):
     rows = (sample["observation"][:, None] == batch["observation"][None]).all(-1)
     assert bool(rows.any(1).all()), "expected only collected observations in the sample, got another one"
 collector.shutdown()
-print(f"gleanrl {gleanrl.__version__}: the wheel collects, stores and samples")
+print(f"gleanrl {gleanrl.__version__}: the wheel runs README's program, collects, stores and samples")
