@@ -13,6 +13,7 @@ import statistics
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -32,6 +33,8 @@ SOLVED = 195.0
 
 class EpsilonGreedy(nn.Module):
     """Takes the best action, or a random one with probability epsilon: (4,) float32 -> one-hot (2,) int64."""
+
+    epsilon: torch.Tensor
 
     def __init__(self, q_net: nn.Module) -> None:
         super().__init__()
@@ -82,7 +85,7 @@ def learn(args: argparse.Namespace) -> list[tuple[int, float]]:
     buffer = ReplayBuffer(storage=LazyTensorStorage(50_000), batch_size=128)
     buffer.set_seed(args.seed)
 
-    progress = {"updates": 0, "curve": []}
+    progress: dict[str, Any] = {"updates": 0, "curve": []}
     checkpoint = Checkpoint(
         collector=collector, buffer=buffer, target_net=target_net, optimizer=optimizer, progress=progress
     )

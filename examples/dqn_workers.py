@@ -25,6 +25,8 @@ SOLVED = 195.0
 class EpsilonGreedy(nn.Module):
     """Takes the best action, or a random one with probability epsilon: (4,) float32 -> one-hot (2,) int64."""
 
+    epsilon: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.q_net = nn.Sequential(

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.functional import one_hot
 
 from gleanrl.collectors import SyncDataCollector
-from gleanrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer
+from gleanrl.data import LazyTensorStorage, PrioritizedSampler, TensorDictPrioritizedReplayBuffer
 from gleanrl.envs import GymEnv
 
 SOLVED = 195.0
@@ -80,6 +80,7 @@ def learn(args: argparse.Namespace) -> list[tuple[int, float]]:
         storage=LazyTensorStorage(50_000),
         batch_size=128,
     )
+    assert isinstance(buffer.sampler, PrioritizedSampler)  # for type checkers, because `beta` changes below
 
     curve, updates = [], 0
     for batch in collector:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import starmap
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, overload
 
 import torch
 from tensordict import TensorDictBase
 
 from gleanrl._arrays.results import BufferStats
-from gleanrl._arrays.tensordicts import NestedKey, mark_rows
+from gleanrl._arrays.tensordicts import mark_rows
 from gleanrl._state.rng import distinct_seeds
 from gleanrl.data.replay_buffers.checkpointers.buffers import Checkpointed, with_records
 from gleanrl.data.replay_buffers.draws import DrawPosition, Keys
@@ -18,7 +18,7 @@ from gleanrl.data.replay_buffers.lock import BufferLock
 from gleanrl.data.replay_buffers.replay_buffer import ReplayBuffer
 from gleanrl.data.replay_buffers.samplers.base import Sampler
 from gleanrl.data.replay_buffers.samplers.ensemble import Mixture, SamplerEnsemble, all_or_none, join_infos
-from gleanrl.data.replay_buffers.sampling import Served, Server
+from gleanrl.data.replay_buffers.sampling import ChosenKeys, Served, Server
 from gleanrl.data.replay_buffers.storages.ensemble import StorageEnsemble
 from gleanrl.data.replay_buffers.storages.indexing import is_key, members_at
 from gleanrl.data.replay_buffers.transform_pipeline import Pipeline, none_returned
@@ -351,12 +351,24 @@ class ReplayBufferEnsemble(Checkpointed):
         some._transforms.take(self._transforms)
         return some
 
+    @overload
+    def sample(
+        self, batch_size: int | None = None, return_info: Literal[False] = False, *, keys: ChosenKeys = None
+    ) -> TensorDictBase: ...
+    @overload
+    def sample(
+        self, batch_size: int | None = None, return_info: Literal[True] = ..., *, keys: ChosenKeys = None
+    ) -> tuple[TensorDictBase, TensorDictBase]: ...
+    @overload
+    def sample(
+        self, batch_size: int | None = None, return_info: bool = False, *, keys: ChosenKeys = None
+    ) -> Any: ...
     def sample(
         self,
         batch_size: int | None = None,
         return_info: bool = False,
         *,
-        keys: Iterable[NestedKey] | None = None,
+        keys: ChosenKeys = None,
     ) -> Any:
         """Return a batch of parts that members sampled, in fresh memory.
 

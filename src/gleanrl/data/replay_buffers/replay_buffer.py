@@ -5,15 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 import torch
+from tensordict import TensorDictBase
 
 from gleanrl._arrays.devices import outside_graphs
 from gleanrl._arrays.results import BufferStats
-from gleanrl._arrays.tensordicts import NestedKey
 from gleanrl._os import proc
 from gleanrl._os.interrupts import ForkSafeLock
 from gleanrl._util import non_negative, overridden
@@ -25,7 +25,7 @@ from gleanrl.data.replay_buffers.lock import BufferLock
 from gleanrl.data.replay_buffers.prefetch import Prefetcher, make_prefetcher
 from gleanrl.data.replay_buffers.rate_limiter import SamplesPerInsert, limit
 from gleanrl.data.replay_buffers.samplers.base import Sampler
-from gleanrl.data.replay_buffers.sampling import BufferServer
+from gleanrl.data.replay_buffers.sampling import BufferServer, ChosenKeys
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.indexing import column_of, is_key
 from gleanrl.data.replay_buffers.storages.record_formats import swap_batch_dims
@@ -661,6 +661,23 @@ class ReplayBuffer(Composed):
         """
         return self._intake.generation(index)
 
+    @overload
+    def sample(
+        self, batch_size: int | None = None, return_info: Literal[False] = False, *, keys: ChosenKeys = None
+    ) -> TensorDictBase: ...
+    @overload
+    def sample(
+        self, batch_size: int | None = None, return_info: Literal[True] = ..., *, keys: ChosenKeys = None
+    ) -> tuple[TensorDictBase, dict[Any, Any]]: ...
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,
+        include_info: bool | None = None,
+        *,
+        keys: ChosenKeys = None,
+    ) -> Any: ...
     @outside_graphs
     def sample(
         self,
@@ -668,7 +685,7 @@ class ReplayBuffer(Composed):
         return_info: bool = False,
         include_info: bool | None = None,
         *,
-        keys: Iterable[NestedKey] | None = None,
+        keys: ChosenKeys = None,
     ) -> Any:
         """Return a batch of records in fresh memory.
 

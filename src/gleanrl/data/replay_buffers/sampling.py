@@ -8,7 +8,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from tensordict import is_tensor_collection
@@ -29,6 +29,8 @@ from gleanrl.data.replay_buffers.storages.record_formats import swap_batch_dims
 from gleanrl.data.replay_buffers.transform_pipeline import copied, none_returned
 from gleanrl.data.trajectories import MASK, hold_slice_ends
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
+
+ChosenKeys: TypeAlias = Iterable[NestedKey] | None
 
 
 class Served(NamedTuple):
@@ -91,7 +93,7 @@ class Server(ABC):
             warnings.warn(text, stacklevel=stacklevel)
         return size
 
-    def sample(self, batch_size: int | None, return_info: bool, keys: Iterable[NestedKey] | None) -> Any:
+    def sample(self, batch_size: int | None, return_info: bool, keys: ChosenKeys) -> Any:
         """Return a batch, or ``(batch, info)``, by `serve`; errors of the size as in `size_of`."""
         size = self.batch_size
         if batch_size is not None or size is None:

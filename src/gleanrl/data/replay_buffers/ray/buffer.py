@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
+from tensordict import TensorDictBase
 
-from gleanrl._arrays.tensordicts import NestedKey
 from gleanrl._checkpoint.folder import Folder
 from gleanrl._os import clock
 from gleanrl._process.ray import RayRuntime
@@ -22,7 +22,7 @@ from gleanrl.data.replay_buffers.presets import TensorDictReplayBuffer
 from gleanrl.data.replay_buffers.ray.actor import BufferHost, Dumping, Opened, Token
 from gleanrl.data.replay_buffers.ray.client import Client
 from gleanrl.data.replay_buffers.replay_buffer import ReplayBuffer
-from gleanrl.data.replay_buffers.sampling import Served, Server
+from gleanrl.data.replay_buffers.sampling import ChosenKeys, Served, Server
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 
 _PARTS = ("sampler", "storage", "transform", "transforms", "writer")
@@ -123,13 +123,30 @@ class RayReplayBuffer:
         self._server = _Server(client)
         self._iteration: Iterator[Any] | None = None
 
+    @overload
+    def sample(
+        self, batch_size: int | None = None, return_info: Literal[False] = False, *, keys: ChosenKeys = None
+    ) -> TensorDictBase: ...
+    @overload
+    def sample(
+        self, batch_size: int | None = None, return_info: Literal[True] = ..., *, keys: ChosenKeys = None
+    ) -> tuple[TensorDictBase, Any]: ...
+    @overload
     def sample(
         self,
         batch_size: int | None = None,
         return_info: bool = False,
         include_info: bool | None = None,
         *,
-        keys: Iterable[NestedKey] | None = None,
+        keys: ChosenKeys = None,
+    ) -> Any: ...
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: bool = False,
+        include_info: bool | None = None,
+        *,
+        keys: ChosenKeys = None,
     ) -> Any:
         """Return a batch in fresh memory, or ``(batch, info)``; see the buffer's class."""
         served = self._client.serve(batch_size, None if keys is None else key_list(keys), return_info)
