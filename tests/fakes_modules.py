@@ -211,9 +211,6 @@ WHOLE: dict[str, Callable[[], Any]] = {
     "selected outputs of a sequence": lambda: selected(TensorDictSequential(module(split, ["action", "b"]))),
     "sequence not in place": lambda: TensorDictSequential(module(), inplace=False),
     "partial tolerant": lambda: TensorDictSequential(module(), partial_tolerant=True),
-    "several distributions": lambda: ProbabilisticTensorDictSequential(
-        module(split, ["loc", "scale"]), normal(out_keys=["first"]), normal(out_keys=["action"])
-    ),
     "sampled already": lambda: ProbabilisticTensorDictSequential(
         module(split, ["loc", "scale"]), module(torch.zeros_like, "action", "loc"), normal()
     ),

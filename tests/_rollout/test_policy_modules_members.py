@@ -58,6 +58,16 @@ def test_members_of_sequences_equal_the_sequence(size: torch.Size) -> None:
         check(policy, size)
 
 
+@pytest.mark.parametrize("kind", [None, InteractionType.MODE, InteractionType.RANDOM], ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_members_of_several_distributions_draw_by_their_own_kinds(
+    size: torch.Size, kind: InteractionType | None
+) -> None:
+    with set_interaction_type(kind):
+        check(several(), size)
+        check(drawing(parameters(), normal(out_keys=["first"]), negative("first")), size)
+
+
 def counting(policy: nn.Module) -> nn.Module:
     policy.register_forward_hook(lambda module, args, out: out.set("calls", torch.ones(out.batch_size)))
     return policy
@@ -83,6 +93,12 @@ def scaled() -> TensorDictModule:
     return module(torch.exp, "scale", "loc")
 
 
+def several(of: str = "observation", out: str = "action") -> ProbabilisticTensorDictSequential:
+    """Draw twice, by the kinds that the members name: each member's own, not that of the last."""
+    first = normal(out_keys=["first"], default_interaction_type="random")
+    return drawing(parameters(of), first, normal(out_keys=[out], default_interaction_type="mean"))
+
+
 MIXED: dict[str, Callable[[], Any]] = {
     "by hand": lambda: sequence(module(), Base()),
     "by hand, nested": lambda: sequence(sequence(Base(), negative()), Base()),
@@ -106,7 +122,8 @@ MIXED: dict[str, Callable[[], Any]] = {
     ),
     "a draw from what is made by hand": lambda: drawing(Base(), parameters("action"), normal(out_keys=["b"])),
     "a draw within": lambda: sequence(gaussian(), Base()),
-    "several distributions": lambda: sequence(WHOLE["several distributions"](), Base()),
+    "several distributions": lambda: sequence(several(), Base()),
+    "several draws by hand": lambda: drawing(Base(), several("action", "b"), negative()),
     "sampled already": lambda: sequence(WHOLE["sampled already"](), Base()),
     "reads the interaction type": lambda: drawing(
         module(lambda x: x + by_kind(), "loc"), scaled(), normal(default_interaction_type="mean")

@@ -443,12 +443,13 @@ def _of_sequence(policy: Any, batch_size: torch.Size, compiler: Compiler | None)
         or policy.inplace not in (None, True)  # both write into the input
         or policy.partial_tolerant
         or policy._select_before_return
-        or (draws and (policy.return_composite or not policy._requires_sample))
+        or (draws and not policy._requires_sample)
     ):
         return [Member(policy)]
     modules = list(policy._module_iter())
     found = [_members(module, batch_size, compiler) for module in modules]
-    if draws and interaction_type() is None:  # all but the last use the last type that a member names
+    if draws and not policy.return_composite and interaction_type() is None:
+        # all but the last use the last type that a member names
         kinds = [m.default_interaction_type for m in modules if hasattr(m, "default_interaction_type")]
         found[:-1] = [[Member(m.module, m.call, kinds[-1]) for m in members] for members in found[:-1]]
     if draws and isinstance(modules[-1], ProbabilisticTensorDictModule) and found[-1][0].call is None:
