@@ -89,6 +89,7 @@ def learn(args: argparse.Namespace) -> tuple[int, float]:
         frames_per_batch=args.frames_per_batch,
         total_frames=args.total_frames,
         cat_results="stack",
+        policy_backend=args.policy_backend,
     )
     collector.set_seed(args.seed)
     for batch in collector:
@@ -108,6 +109,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--total-frames", type=int, default=200_000, help="frames after which to stop")
     parser.add_argument("--frames-per-batch", type=int, default=2_000)
+    parser.add_argument("--policy-backend", choices=("auto", "torch", "native"), default="auto")
     args = parser.parse_args()
     torch.set_num_threads(1)  # with small networks, more threads only cost time
 
