@@ -14,6 +14,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -31,7 +32,7 @@ HEAP = f"{SHARED_MEMORY}/pym-{os.getpid()}-"
 # multiprocessing's helper processes live until the process that started them ends.
 LASTING_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 # Ray's client keeps its event loop and its logs open until the process ends.
-LASTING_OF_RAY = ("anon_inode:", "socket:", "pipe:", "/tmp/ray/")
+LASTING_OF_RAY = ("anon_inode:", "socket:", "pipe:", f"{tempfile.gettempdir()}/ray/")
 
 MAKER = re.compile(r"[a-z]+[_-](\d+)[_-]")
 """Matches the beginning of a name that has the number of the process that created the file."""

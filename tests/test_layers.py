@@ -31,11 +31,12 @@ from gleanrl.envs import GymEnv, ParallelEnv
 from tests.layers import entered, size_of, warm_size_of
 
 CEILINGS = {
-    "collected step": (6, 4),
-    "collected step of a module": (6, 4),
-    "collected step of a ParallelEnv": (11, 7),
-    "collected step of a ParallelEnv and a module": (11, 7),
-    "rest of a batch of ten": (159, 22),
+    "collected step": (3, 2),
+    "collected step of a module": (3, 2),
+    "collected step by torch": (6, 4),
+    "collected step of a ParallelEnv": (8, 5),
+    "collected step of a ParallelEnv and a module": (8, 5),
+    "rest of a batch of ten": (168, 25),
     "extend": (19, 10),
     "sample": (21, 10),
     "prioritized sample": (22, 12),
@@ -45,7 +46,7 @@ CEILINGS = {
     "dumps": (416, 40),
     "loads": (426, 36),
     "ReplayBuffer()": (110, 24),
-    "SyncDataCollector()": (635, 47),
+    "SyncDataCollector()": (641, 47),
 }
 """Entry point -> calls of functions, and files that these functions are in."""
 
@@ -71,11 +72,15 @@ def pendulum() -> GymEnv:
 
 
 @contextmanager
-def collecting(batched: bool = False, wrapped: bool = False) -> Iterator[Callable[[], Any]]:
+def collecting(
+    batched: bool = False, wrapped: bool = False, backend: Any = "auto"
+) -> Iterator[Callable[[], Any]]:
     """Create a collector and yield the call for its next batch."""
     policy = TensorDictModule(Greedy(), ["observation"], ["action"]) if wrapped else Greedy()
     env = ParallelEnv(2, make) if batched else make()
-    collector = SyncDataCollector(env, policy, frames_per_batch=STEPS * (1 + batched), total_frames=-1)
+    collector = SyncDataCollector(
+        env, policy, frames_per_batch=STEPS * (1 + batched), total_frames=-1, policy_backend=backend
+    )
     collector.set_seed(0)
     batches = iter(collector)
     try:
@@ -84,7 +89,7 @@ def collecting(batched: bool = False, wrapped: bool = False) -> Iterator[Callabl
         collector.shutdown()
 
 
-def sizes_of_steps(**how: bool) -> tuple[tuple[int, int], tuple[int, int]]:
+def sizes_of_steps(**how: Any) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return the size of the smallest step of a batch, and of the rest of the smallest batch."""
     with collecting(**how) as call:
         call()
@@ -158,6 +163,7 @@ def size_of_collector() -> tuple[int, int]:
 ENTRY_POINTS: dict[str, Callable[[Path], tuple[int, int]]] = {
     "collected step": lambda _: sizes_of_steps()[0],
     "collected step of a module": lambda _: sizes_of_steps(wrapped=True)[0],
+    "collected step by torch": lambda _: sizes_of_steps(backend="torch")[0],
     "collected step of a ParallelEnv": lambda _: sizes_of_steps(batched=True)[0],
     "collected step of a ParallelEnv and a module": lambda _: sizes_of_steps(batched=True, wrapped=True)[0],
     "rest of a batch of ten": lambda _: sizes_of_steps()[1],

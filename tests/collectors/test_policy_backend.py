@@ -709,11 +709,17 @@ class TestStats:
 
     @pytest.mark.parametrize("make", [SINGLE, SYNC])
     def test_torch_says_nothing(self, make: Any) -> None:
-        for keywords in ({}, {"policy_backend": "torch"}):
-            collector = make(greedy(), **keywords)
-            collector.next()
-            assert collector.stats().policy == ()
-            collector.shutdown()
+        collector = make(greedy(), policy_backend="torch")
+        collector.next()
+        assert collector.stats().policy == ()
+        collector.shutdown()
+
+    @pytest.mark.parametrize("make", [SINGLE, SYNC])
+    def test_auto_is_the_default(self, make: Any) -> None:
+        collector = make(greedy())
+        collector.next()
+        assert collector.stats().policy == ("Greedy: native",)
+        collector.shutdown()
 
     def test_random_policy_says_nothing(self) -> None:
         collector = SyncDataCollector(cartpole(), frames_per_batch=20, policy_backend="auto")

@@ -9,6 +9,7 @@ import math
 import os
 import pickle
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ class TestState:
     def test_counters_ids_and_weights_continue(self, cut: int, batch_size: tuple[int, ...]) -> None:
         collector = make(CountingEnv(SCRIPT, batch_size), Net(0.25), total_frames=24)
         before = take(collector, cut)
-        saved, stats = collector.state_dict(), collector.stats()
+        saved, stats = collector.state_dict(), replace(collector.stats(), policy=())
         if cut < 4:
             take(collector, 1)  # a batch after the save isn't part of the state
         restored = make(CountingEnv(SCRIPT, batch_size), Net(), total_frames=24)

@@ -148,7 +148,7 @@ class CollectorConfig:
     trust_policy: bool = False
     compile_policy: bool | Mapping[str, Any] | None = None
     cudagraph_policy: bool | Mapping[str, Any] | None = None
-    policy_backend: Backend = "torch"
+    policy_backend: Backend = "auto"
 
     @property
     def places_policy(self) -> bool:

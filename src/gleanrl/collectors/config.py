@@ -57,7 +57,7 @@ class Settings:
     cat_results: Any = None
     preemptive_threshold: float | None = None
     update_at_each_batch: bool = False
-    policy_backend: Backend = "torch"
+    policy_backend: Backend = "auto"
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Settings:
@@ -199,7 +199,7 @@ def _check_backend(arguments: Mapping[str, Any]) -> None:
         InvalidArgumentError: it isn't a name of a backend.
         UnsupportedError: it is ``"native"``, and the policy is compiled, captured, or draws random actions.
     """
-    if check_backend(arguments.get("policy_backend", "torch")) != "native":
+    if check_backend(arguments.get("policy_backend", "auto")) != "native":
         return
     if arguments.get("policy") is None and arguments.get("policy_factory") is None:
         raise random_with_native()

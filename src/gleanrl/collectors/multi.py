@@ -156,7 +156,7 @@ class WorkersCollector(SourceCollector):
         trust_policy: bool | None = None,
         compile_policy: bool | Mapping[str, Any] | None = None,
         cudagraph_policy: bool | Mapping[str, Any] | None = None,
-        policy_backend: Backend = "torch",
+        policy_backend: Backend = "auto",
         no_cuda_sync: bool = False,
         weight_updater: WeightUpdaterBase | Callable[[], WeightUpdaterBase] | None = None,
         trajs_per_batch: int | None = None,

@@ -77,10 +77,10 @@ class SyncDataCollector(SourceCollector):
             happens in the first batch.
         cudagraph_policy: whether the policy's calls are captured as CUDA graphs, or keyword arguments of
             `tensordict.nn.CudaGraphModule`; only with CUDA.
-        policy_backend: the code that computes the policy. ``"native"`` is the library's core, which takes microseconds
-            for small policies and raises where it can't compute a module. ``"auto"`` takes the core where it can, and
-            torch for the other modules; see `CollectorStats.policy`. The core draws samples from the collector's
-            generator, in another sequence than torch. It reads the weights once a batch.
+        policy_backend: the code that computes the policy. ``"auto"`` takes the library's core where it can, and torch
+            for the other modules; see `CollectorStats.policy`. The core takes microseconds for small policies.
+            ``"native"`` raises where the core can't compute a module. ``"torch"`` only takes torch. The core draws
+            samples from the collector's generator, in another sequence than torch. It reads the weights once a batch.
         no_cuda_sync: no effect: every copy waits for itself, so there is no global synchronisation to skip.
         weight_updater: sends weights when `update_policy_weights_` is called, in place of the collector; or a callable
             that makes it.
@@ -150,7 +150,7 @@ class SyncDataCollector(SourceCollector):
         trust_policy: bool | None = None,
         compile_policy: bool | Mapping[str, Any] | None = None,
         cudagraph_policy: bool | Mapping[str, Any] | None = None,
-        policy_backend: Backend = "torch",
+        policy_backend: Backend = "auto",
         no_cuda_sync: bool = False,
         weight_updater: WeightUpdaterBase | Callable[[], WeightUpdaterBase] | None = None,
         trajs_per_batch: int | None = None,

@@ -147,7 +147,7 @@ class Running(SpecProperties):
         *,
         break_when_all_done: bool | None = None,
         trust_policy: bool = False,
-        policy_backend: Backend = "torch",
+        policy_backend: Backend = "auto",
     ) -> TensorDictBase:
         """Run `policy` for at most `max_steps` steps and return the trajectories, ``[*batch, T]``.
 

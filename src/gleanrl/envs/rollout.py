@@ -93,7 +93,7 @@ class RolloutOptions:
     set_truncated: bool = False
     callback: Callable[[Any, TensorDictBase], Any] | None = None
     trust_policy: bool = False
-    policy_backend: Backend = "torch"
+    policy_backend: Backend = "auto"
 
 
 def run_rollout(

@@ -154,7 +154,7 @@ class RayCollector(SourceCollector):
         replay_buffer: Any = None,
         extend_buffer: bool = True,
         trust_policy: bool | None = None,
-        policy_backend: Backend = "torch",
+        policy_backend: Backend = "auto",
         no_cuda_sync: bool | None = None,
         weight_updater: WeightUpdaterBase | Callable[[], WeightUpdaterBase] | None = None,
         trajs_per_batch: int | None = None,
