@@ -18,12 +18,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check --constraint constraints.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
 TAKES_OVER := src/gleanrl/takeover.py src/gleanrl/_takeover/child.py # not for doctests: their import has effects
-CORE_SOURCES := $(wildcard cpp/*.cc cpp/*.h) CMakeLists.txt pyproject.toml
+CORE_SOURCES := $(wildcard cpp/*/*.cc cpp/*/*.h) CMakeLists.txt pyproject.toml
 # CHAOS is the share of all kills and interrupts that `make chaos` runs. INTERRUPTED are tests outside of tests/chaos that
 # interrupt calls.
 CHAOS ?= 1
 INTERRUPTED = $(shell grep -rl --include='test_*.py' 'from tests.interrupts' tests)
-CPP := cpp/*.cc cpp/*.h tests/devices/pretended/*.cc
+CPP := cpp/*/*.cc cpp/*/*.h tests/devices/pretended/*.cc
 PRETENDED := $(CURDIR)/build/pretended.so
 PEERS := .venv-peers
 FOREIGN := .venv-foreign

@@ -17,7 +17,7 @@ class ActorProgram:
 
     Args:
         slots: the number of floats of each value.
-        operations: ``(kind, slot of the result, slots of the operands, integers, numbers)`` each; see cpp/actor.h.
+        operations: ``(kind, slot of the result, slots of the operands, integers, numbers)`` each; see cpp/core/actor.h.
         outputs: ``(slot, dtype)`` of each output column.
         num_inputs: the number of input columns.
         num_weights: the number of arrays of weights.

@@ -1,4 +1,4 @@
-"""The only import of the compiled core. The headers in `cpp/` are its manual."""
+"""The only import of the compiled core. The headers in `cpp/core/` are its manual."""
 
 __all__ = [
     "ActorProgram",

@@ -1,7 +1,7 @@
 """Programs of the native core: a policy as a list of operations on the rows of a block.
 
 `ProgramBuilder` records operations on symbolic values, as a policy's modules would do them on tensors. A new operation
-needs a kind in ``cpp/actor.h`` and a method here.
+needs a kind in ``cpp/core/actor.h`` and a method here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class NotNative(Exception):
 
 
 class _Kind(IntEnum):
-    """`Kind` in ``cpp/actor.h``."""
+    """`Kind` in ``cpp/core/actor.h``."""
 
     (
         INPUT,
@@ -49,7 +49,7 @@ class _Kind(IntEnum):
 
 
 class UnaryFunction(IntEnum):
-    """`Unary` in ``cpp/layers.h``."""
+    """`Unary` in ``cpp/core/layers.h``."""
 
     TANH, RELU, LEAKY_RELU, ELU, SILU, GELU, GELU_TANH, SIGMOID, SOFTPLUS, EXP, LOG, ABS, SQRT, NEGATE = (
         range(14)
@@ -58,13 +58,13 @@ class UnaryFunction(IntEnum):
 
 
 class BinaryFunction(IntEnum):
-    """`Binary` in ``cpp/actor.h``."""
+    """`Binary` in ``cpp/core/actor.h``."""
 
     ADD, SUBTRACT, MULTIPLY, DIVIDE, MAXIMUM, MINIMUM = range(6)
 
 
 _DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.bool, torch.uint8)
-"""The dtypes of columns, in the order of `Dtype` in ``cpp/actor.h``."""
+"""The dtypes of columns, in the order of `Dtype` in ``cpp/core/actor.h``."""
 
 
 @dataclass(frozen=True)

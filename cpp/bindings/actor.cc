@@ -1,14 +1,16 @@
 // Python bindings of small policies: the list of operations, its weights, and the columns that it reads and writes.
+#include "core/actor.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
-#include "actor.h"
-#include "bindings.h"
-#include "layers.h"
-#include "philox.h"
+#include "arguments.h"
+#include "core/layers.h"
+#include "core/philox.h"
+#include "module.h"
 
 namespace gleanrl {
 
@@ -77,7 +79,7 @@ bool act(ActorProgram& self, std::int64_t t) {
 }  // namespace
 
 void bind_actor(nb::module_& m) {
-  nb::class_<ActorProgram>(m, "ActorProgram", "A policy as a list of operations on rows; see cpp/actor.h.")
+  nb::class_<ActorProgram>(m, "ActorProgram", "A policy as a list of operations on rows; see cpp/core/actor.h.")
       .def(
           "__init__",
           [](ActorProgram* self, nb::handle slots, nb::handle operations, nb::handle outputs, int num_inputs,

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <stdexcept>
 
-#include "bindings.h"
-#include "tensors.h"
+#include "arguments.h"
+#include "core/tensors.h"
 
 namespace gleanrl {
 

@@ -7,16 +7,17 @@
 #include <stdexcept>
 #include <string>
 
-#include "addresses.h"
-#include "bindings.h"
-#include "boundaries.h"
-#include "episodes.h"
+#include "arguments.h"
+#include "core/addresses.h"
+#include "core/boundaries.h"
+#include "core/episodes.h"
+#include "core/priorities.h"
+#include "core/random.h"
+#include "core/sum_tree.h"
+#include "core/tensors.h"
+#include "core/weights.h"
 #include "exchange.h"
-#include "priorities.h"
-#include "random.h"
-#include "sum_tree.h"
-#include "tensors.h"
-#include "weights.h"
+#include "module.h"
 
 namespace gleanrl {
 

@@ -1,4 +1,6 @@
 // Python bindings of arithmetic on rows of columns, with operands from tensors.
+#include "core/arithmetic.h"
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -9,10 +11,10 @@
 #include <utility>
 #include <vector>
 
-#include "arithmetic.h"
-#include "bindings.h"
+#include "arguments.h"
 #include "exchange.h"
 #include "held_rows.h"
+#include "module.h"
 
 namespace gleanrl {
 

@@ -1,4 +1,6 @@
 // Python bindings for tensors: writing a row of several columns in one call, and checks whether tensors have changed.
+#include "core/tensors.h"
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -7,9 +9,9 @@
 #include <stdexcept>
 #include <vector>
 
-#include "bindings.h"
+#include "arguments.h"
 #include "exchange.h"
-#include "tensors.h"
+#include "module.h"
 
 namespace gleanrl {
 

@@ -1,13 +1,15 @@
 // Python bindings of `record`: trajectory ids and step counts of a batch.
+#include "core/trajectories.h"
+
 #include <cstdint>
 #include <cstring>
 #include <optional>
 #include <stdexcept>
 #include <string>
 
-#include "bindings.h"
+#include "arguments.h"
 #include "held_rows.h"
-#include "trajectories.h"
+#include "module.h"
 
 namespace gleanrl {
 

@@ -1,16 +1,20 @@
 // Python bindings of reading and checking bytes for checkpoints.
+#include "core/files.h"
+
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <optional>
 #include <span>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
-#include "addresses.h"
-#include "bindings.h"
-#include "checksum.h"
-#include "files.h"
+#include "arguments.h"
+#include "core/addresses.h"
+#include "core/checksum.h"
+#include "held_rows.h"
+#include "module.h"
 
 namespace gleanrl {
 
@@ -18,36 +22,22 @@ using namespace nanobind::literals;
 
 namespace {
 
-// Views of the buffer protocol; they keep the memory in place until this object is destroyed.
-class Buffers {
- public:
-  Buffers() = default;
-  Buffers(const Buffers&) = delete;
-  Buffers& operator=(const Buffers&) = delete;
-  ~Buffers() {
-    for (auto& view : views_) PyBuffer_Release(&view);
-  }
+// Memory of several objects, each held until the list is destroyed.
+using HeldMemory = std::deque<Memory>;
 
-  const Py_buffer& add(PyObject* object, int flags) {
-    Py_buffer view;
-    if (PyObject_GetBuffer(object, &view, flags) != 0) throw nb::python_error();
-    views_.push_back(view);
-    return views_.back();
-  }
-
-  const std::vector<Py_buffer>& all() const { return views_; }
-
- private:
-  std::vector<Py_buffer> views_;
-};
+const Memory& hold(HeldMemory& held, nb::handle object) {
+  const Memory& memory = held.emplace_back(object, PyBUF_SIMPLE);
+  if (!memory.is_held()) throw nb::python_error();
+  return memory;
+}
 
 std::uint32_t checksum(nb::handle pieces, std::uint32_t before) {
-  Buffers held;
+  HeldMemory held;
   std::int64_t total = 0;
-  for (const nb::handle piece : pieces) total += held.add(piece.ptr(), PyBUF_SIMPLE).len;
+  for (const nb::handle piece : pieces) total += hold(held, piece)->len;
   run(is_long(1, total), [&] {
-    for (const auto& view : held.all()) {
-      before = crc32({static_cast<const std::byte*>(view.buf), static_cast<std::size_t>(view.len)}, before);
+    for (const auto& memory : held) {
+      before = crc32({static_cast<const std::byte*>(memory->buf), static_cast<std::size_t>(memory->len)}, before);
     }
   });
   return before;
@@ -86,13 +76,13 @@ Rows rows_of(const char* call, nb::handle item) {
   return rows;
 }
 
-std::span<const Piece> pieces_of(const char* call, const Py_buffer& table) {
+std::span<const Piece> pieces_of(const char* call, const Memory& table) {
   constexpr auto pair = static_cast<Py_ssize_t>(sizeof(Piece));
   static_assert(sizeof(Piece) == 2 * sizeof(std::int64_t));
-  if (table.itemsize != sizeof(std::int64_t) || table.len % pair != 0) {
+  if (table->itemsize != sizeof(std::int64_t) || table->len % pair != 0) {
     throw std::invalid_argument("read_files: expected pieces as pairs of int64");
   }
-  const auto pieces = array_at<Piece>(call, reinterpret_cast<std::uintptr_t>(table.buf), table.len / pair);
+  const auto pieces = array_at<Piece>(call, reinterpret_cast<std::uintptr_t>(table->buf), table->len / pair);
   for (const Piece& piece : pieces) {
     if (static_cast<std::int64_t>(piece.bytes) < 0)
       throw std::invalid_argument("read_files: a negative number of bytes");
@@ -105,7 +95,7 @@ nb::object read_all(nb::list files, std::int64_t block, int threads) {
   if (block < 1) throw std::invalid_argument("read_files: expected blocks of 1 byte or more");
   std::vector<Reading> readings;
   std::vector<nb::object> paths;
-  Buffers tables;
+  HeldMemory tables;
   readings.reserve(files.size());
   for (const nb::handle file : files) {
     const nb::tuple parts = parts_of(file, 4, "read_files: expected path, offset, memory and checksums");
@@ -120,7 +110,7 @@ nb::object read_all(nb::list files, std::int64_t block, int threads) {
     if (nb::isinstance<nb::tuple>(parts[2])) {
       reading.rows = rows_of(call, parts[2]);
     } else {
-      reading.pieces = pieces_of(call, tables.add(parts[2].ptr(), PyBUF_SIMPLE));
+      reading.pieces = pieces_of(call, hold(tables, parts[2]));
     }
     reading.checksums =
         read_list<std::uint32_t>(parts[3], [](PyObject* item) { return static_cast<std::uint32_t>(as_number(item)); });

@@ -9,9 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "bindings.h"
+#include "arguments.h"
+#include "core/tensors.h"
 #include "exchange.h"
-#include "tensors.h"
+#include "module.h"
 
 namespace gleanrl {
 

@@ -5,11 +5,12 @@
 #include <stdexcept>
 #include <vector>
 
-#include "bindings.h"
-#include "choices.h"
-#include "finite.h"
+#include "arguments.h"
+#include "core/choices.h"
+#include "core/finite.h"
+#include "core/running.h"
 #include "held_rows.h"
-#include "running.h"
+#include "module.h"
 
 namespace gleanrl {
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "bindings.h"
-#include "running.h"
+#include "arguments.h"
+#include "core/running.h"
 
 namespace gleanrl {
 

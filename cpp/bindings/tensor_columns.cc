@@ -9,11 +9,12 @@
 #include <utility>
 #include <vector>
 
-#include "bindings.h"
-#include "boundaries.h"
-#include "columns.h"
+#include "arguments.h"
+#include "core/boundaries.h"
+#include "core/columns.h"
+#include "core/tensors.h"
 #include "exchange.h"
-#include "tensors.h"
+#include "module.h"
 
 namespace gleanrl {
 

@@ -1,21 +1,20 @@
-// Python bindings of the core, `gleanrl._core`. Only the files `bindings*` use nanobind and Python.
-//
-// Errors: std::out_of_range becomes IndexError, and std::invalid_argument becomes ValueError. An argument that should
-// be an int and isn't raises TypeError.
-#include "bindings.h"
+// Python bindings of columns of rows, their counters, and the search for NaN and infinity.
+#include "core/columns.h"
 
 #include <array>
 #include <span>
 #include <stdexcept>
 
-#include "addresses.h"
-#include "columns.h"
-#include "finite.h"
-#include "kernels.h"
+#include "arguments.h"
+#include "core/addresses.h"
+#include "core/finite.h"
+#include "core/kernels.h"
+#include "module.h"
+
+namespace gleanrl {
 
 using namespace nanobind::literals;
 
-namespace gleanrl {
 namespace {
 
 void gather_leaves(const Columns& self, std::span<const Columns::Index> indices, nb::handle out,
@@ -67,14 +66,8 @@ std::int64_t find_nonfinite(std::uintptr_t address, std::int64_t n) {
 }
 
 }  // namespace
-}  // namespace gleanrl
 
-NB_MODULE(_core, m) {
-  using namespace gleanrl;
-  // A buffer in a script's global variable lives until the interpreter ends. nanobind would report it as a leak.
-  nb::set_leak_warnings(false);
-  m.doc() = "Bytes and row numbers in, bytes and row numbers out; see the headers in cpp/.";
-
+void bind_columns(nb::module_& m) {
   nb::class_<Columns>(m, "Columns", "k columns of num_rows rows at addresses that the caller keeps alive.")
       .def(
           "__init__",
@@ -94,18 +87,6 @@ NB_MODULE(_core, m) {
       .def("put", &put_rows, "index"_a, "n"_a, "src"_a,
            "Write n rows from the arrays at `src` to rows index[0:n]; of equal numbers the last one wins.");
 
-  m.def("lanes", [] { return kernels().lanes; }, "How many doubles are worked on at a time.");
-  m.def("use_lanes", &use_lanes, "n"_a, "Work on n doubles at a time, if the processor can.");
-  bind_draws(m);
-  bind_trajectories(m);
-  bind_arithmetic(m);
-  bind_arrays(m);
-  bind_files(m);
-  bind_tensors(m);
-  bind_tensor_columns(m);
-  bind_fresh(m);
-  bind_actor(m);
-
   m.def("first_nonfinite_f32", &find_nonfinite<float>, "address"_a, "n"_a,
         "Position of the first NaN or infinity among n float32 values, or -1.");
   m.def("first_nonfinite_f64", &find_nonfinite<double>, "address"_a, "n"_a,
@@ -124,3 +105,5 @@ NB_MODULE(_core, m) {
       },
       "counters"_a, "index"_a, "n"_a, "num_rows"_a, "Add 1 to the int64 counters index[0:n].");
 }
+
+}  // namespace gleanrl
