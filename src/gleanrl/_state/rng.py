@@ -564,9 +564,9 @@ class CounterPosition(NamedTuple):
 class CounterGenerator(Stateful[CounterPosition]):
     """The source of random numbers of natively run policies: a key, and the number of the next step.
 
-    Each number is a function of key, environment, step and operation (see ``cpp/core/philox.h``), so the sequence doesn't
-    depend on how steps are grouped into batches. Without a seed, the key is drawn from torch's global generator at the
-    first use, as `OwnedTorchGenerator` does. Not thread-safe: the part that owns it locks.
+    Each number is a function of key, environment, step and operation (see ``cpp/core/philox.h``), so the sequence
+    doesn't depend on how steps are grouped into batches. Without a seed, the key is drawn from torch's global generator
+    at the first use, as `OwnedTorchGenerator` does. Not thread-safe: the part that owns it locks.
     """
 
     def __init__(self) -> None:

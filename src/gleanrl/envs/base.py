@@ -23,7 +23,7 @@ from gleanrl.data.specs import Composite
 from gleanrl.envs.check import check_env_specs
 from gleanrl.envs.env_specs import EnvSpecs, EnvType, learn_specs
 from gleanrl.envs.env_state import load_state
-from gleanrl.envs.gym_registration import GymRegistration
+from gleanrl.envs.gym_registration import register
 from gleanrl.envs.module_state import adopt_entries, parse_entries
 from gleanrl.envs.outcomes import (
     check_not_done,
@@ -52,15 +52,96 @@ from gleanrl.errors import (
     UnsupportedError,
 )
 
+# Builds a `TransformedEnv`. `envs.transforms` registers the builder here: importing it would be a cycle, since it
+# derives from `EnvBase`.
+BEHIND_TRANSFORM: list[Callable[[Any, Any], Any]] = []
 
-class Running(SpecProperties):
-    """The methods of `EnvBase` that use only its `step`, its `reset` and its specs."""
 
-    batch_locked: Any
-    is_closed: bool
-    step: Any
-    reset: Any
-    _reset: Any
+_ACTION_SPECS = ("live_action_spec", "full_action_spec", "action_spec")
+REPLACED = ("step", "reset", "maybe_reset", "step_and_maybe_reset", "_step", "_reset")
+"""Methods that specialised steppers bypass. They may do so only if no subclass overrides one of these methods."""
+
+
+class EnvBase(SpecProperties, TellingModule, metaclass=EnvType):
+    """Abstract environment: TensorDict in, TensorDict out. Not thread-safe.
+
+    A subclass sets `observation_spec` and `action_spec` in its constructor. It also sets `reward_spec`, `done_spec` and
+    `state_spec` if the defaults don't fit. It writes three methods:
+
+    - ``_reset(tensordict=None, **kwargs)`` returns a new TensorDict with the first observations. A ``"_reset"`` mask in
+      `tensordict` limits the reset to the environments where it is True. The other environments continue, and their
+      rows of the result are ignored.
+    - ``_step(tensordict)`` returns a new TensorDict with the next observations, the reward and the flags, without a
+      ``"next"`` level.
+    - ``_set_seed(seed)`` seeds the simulator.
+
+    The library completes missing flags. If only done is returned, ``terminated := done``. If only terminated (and
+    truncated) is returned, ``done := terminated | truncated``. If no flag is returned, all are False.
+
+    Args:
+        device: device of the environment's TensorDicts; None for TensorDicts without a device.
+        batch_size: batch dimensions of an environment that steps several together; ``()`` for one.
+        run_type_checks: whether to check that each step's outcome is in the domains of its specs; if not, a `SpecError`
+            is raised.
+        allow_done_after_reset: whether a reset may return done.
+        spec_locked: whether to lock the composite specs after construction. Every subclass accepts `spec_locked` and
+            `auto_reset`, even if its own constructor doesn't name them.
+        auto_reset: whether the environment resets itself in the step that ends a trajectory. If so, the constructor
+            returns an `AutoResetEnv` around it.
+    """
+
+    any_size = False
+    """Whether the environment accepts TensorDicts of any batch size; a class sets it by `batch_locked`."""
+    _input_spec: Composite | None = None
+    _output_spec: Composite | None = None
+    primed_keys: Sequence[NestedKey] = ()
+    """Keys of the policy's state: a policy may write them below ``"next"`` and reads them in the next root."""
+
+    def __new__(cls, *args: Any, _batch_locked: bool = True, **kwargs: Any) -> Any:
+        """Create the instance with default specs, so that specs can be set before `__init__` runs.
+
+        Specs that the class declares in its body (`_input_spec`, `_output_spec`) are set here. With `_batch_locked`
+        False, the instance accepts TensorDicts of any batch size.
+        """
+        self = super().__new__(cls)
+        self._specs = EnvSpecs()
+        if not _batch_locked:
+            self.any_size = True
+        for groups in (cls._input_spec, cls._output_spec):
+            if groups is not None:
+                self._specs.set_groups(groups)
+        return self
+
+    def __init__(
+        self,
+        *,
+        device: torch.device | str | int | None = None,
+        batch_size: Any = None,
+        run_type_checks: bool = False,
+        allow_done_after_reset: bool = False,
+        spec_locked: bool = True,
+        auto_reset: bool = False,
+    ) -> None:
+        super().__init__()
+        if batch_size is not None or device is not None:
+            # The subclass may have set the batch size or the device before it called this constructor.
+            size = self._specs.batch_size if batch_size is None else as_size(batch_size)
+            self._specs.settle(size, self._specs.device if device is None else as_device(device))
+        self.run_type_checks = run_type_checks
+        self.allow_done_after_reset = allow_done_after_reset
+        self.wants_lock, self.resets_itself = spec_locked, auto_reset
+        self.is_closed = False
+        self.usage = Usage()
+
+    @property
+    def batch_locked(self) -> bool:
+        """Whether TensorDicts must have the environment's batch size.
+
+        If False, the batch size of the TensorDict is the number of environments to step. Assigning to it raises
+        `UnsupportedError`: a class whose environments accept any batch size declares ``batch_locked = False`` in its
+        body.
+        """
+        return not self.any_size
 
     @property
     def was_closed(self) -> bool:
@@ -322,98 +403,6 @@ class Running(SpecProperties):
             setattr(self, f"full_{role}_spec", spec)
         return self
 
-
-# Builds a `TransformedEnv`. `envs.transforms` registers the builder here: importing it would be a cycle, since it
-# derives from `EnvBase`.
-BEHIND_TRANSFORM: list[Callable[[Any, Any], Any]] = []
-
-
-_ACTION_SPECS = ("live_action_spec", "full_action_spec", "action_spec")
-REPLACED = ("step", "reset", "maybe_reset", "step_and_maybe_reset", "_step", "_reset")
-"""Methods that specialised steppers bypass. They may do so only if no subclass overrides one of these methods."""
-
-
-class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
-    """Abstract environment: TensorDict in, TensorDict out. Not thread-safe.
-
-    A subclass sets `observation_spec` and `action_spec` in its constructor. It also sets `reward_spec`, `done_spec` and
-    `state_spec` if the defaults don't fit. It writes three methods:
-
-    - ``_reset(tensordict=None, **kwargs)`` returns a new TensorDict with the first observations. A ``"_reset"`` mask in
-      `tensordict` limits the reset to the environments where it is True. The other environments continue, and their
-      rows of the result are ignored.
-    - ``_step(tensordict)`` returns a new TensorDict with the next observations, the reward and the flags, without a
-      ``"next"`` level.
-    - ``_set_seed(seed)`` seeds the simulator.
-
-    The library completes missing flags. If only done is returned, ``terminated := done``. If only terminated (and
-    truncated) is returned, ``done := terminated | truncated``. If no flag is returned, all are False.
-
-    Args:
-        device: device of the environment's TensorDicts; None for TensorDicts without a device.
-        batch_size: batch dimensions of an environment that steps several together; ``()`` for one.
-        run_type_checks: whether to check that each step's outcome is in the domains of its specs; if not, a `SpecError`
-            is raised.
-        allow_done_after_reset: whether a reset may return done.
-        spec_locked: whether to lock the composite specs after construction. Every subclass accepts `spec_locked` and
-            `auto_reset`, even if its own constructor doesn't name them.
-        auto_reset: whether the environment resets itself in the step that ends a trajectory. If so, the constructor
-            returns an `AutoResetEnv` around it.
-    """
-
-    any_size = False
-    """Whether the environment accepts TensorDicts of any batch size; a class sets it by `batch_locked`."""
-    _input_spec: Composite | None = None
-    _output_spec: Composite | None = None
-    primed_keys: Sequence[NestedKey] = ()
-    """Keys of the policy's state: a policy may write them below ``"next"`` and reads them in the next root."""
-
-    def __new__(cls, *args: Any, _batch_locked: bool = True, **kwargs: Any) -> Any:
-        """Create the instance with default specs, so that specs can be set before `__init__` runs.
-
-        Specs that the class declares in its body (`_input_spec`, `_output_spec`) are set here. With `_batch_locked`
-        False, the instance accepts TensorDicts of any batch size.
-        """
-        self = super().__new__(cls)
-        self._specs = EnvSpecs()
-        if not _batch_locked:
-            self.any_size = True
-        for groups in (cls._input_spec, cls._output_spec):
-            if groups is not None:
-                self._specs.set_groups(groups)
-        return self
-
-    def __init__(
-        self,
-        *,
-        device: torch.device | str | int | None = None,
-        batch_size: Any = None,
-        run_type_checks: bool = False,
-        allow_done_after_reset: bool = False,
-        spec_locked: bool = True,
-        auto_reset: bool = False,
-    ) -> None:
-        super().__init__()
-        if batch_size is not None or device is not None:
-            # The subclass may have set the batch size or the device before it called this constructor.
-            size = self._specs.batch_size if batch_size is None else as_size(batch_size)
-            self._specs.settle(size, self._specs.device if device is None else as_device(device))
-        self.run_type_checks = run_type_checks
-        self.allow_done_after_reset = allow_done_after_reset
-        self.wants_lock, self.resets_itself = spec_locked, auto_reset
-        self.is_closed = False
-        self.usage = Usage()
-
-    @property
-    def batch_locked(self) -> bool:
-        """Whether TensorDicts must have the environment's batch size.
-
-        If False, the batch size of the TensorDict is the number of environments to step. Assigning to it raises
-        `UnsupportedError`: a class whose environments accept any batch size declares ``batch_locked = False`` in its
-        body.
-        """
-        return not self.any_size
-
     @batch_locked.setter
     def batch_locked(self, locked: bool) -> None:
         raise UnsupportedError(
@@ -646,6 +635,39 @@ class EnvBase(Running, GymRegistration, TellingModule, metaclass=EnvType):
         seed = integer("seed", seed)
         self._seed_all(seed, static_seed)
         return seed if static_seed else seed + self.numel() - 1
+
+    @classmethod
+    def register_gym(
+        cls,
+        id: str,
+        *,
+        entry_point: Callable[..., Any] | None = None,
+        transform: Any = None,
+        info_keys: Sequence[NestedKey] | None = None,
+        backend: str | None = None,
+        to_numpy: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """Register the class with gymnasium, so that ``gymnasium.make(id, ...)`` makes its environments.
+
+        Args:
+            id: the environment's id, for example ``"Walk-v0"``.
+            entry_point: a callable that makes the environment from the keyword arguments of `gymnasium.make`; None for
+                the class.
+            transform: a transform for each environment, which gets a copy.
+            info_keys: entries of the outcome that are returned in info instead of the observation.
+            backend: ``"gymnasium"`` or None, which are the same.
+            to_numpy: whether observations are arrays; if False, tensors.
+            **kwargs: `max_episode_steps`, `reward_threshold`, `nondeterministic`, `order_enforce`,
+                `disable_env_checker`, `additional_wrappers`, `vector_entry_point` and `kwargs` are passed to gymnasium.
+                All others, and the contents of `kwargs`, are passed to `entry_point`. `disable_env_checker` is True by
+                default, but False with `to_numpy`.
+
+        Raises:
+            InvalidArgumentError: if the id is already registered.
+            UnsupportedError: for another backend.
+        """
+        register(entry_point or cls, id, transform, info_keys, backend, to_numpy, kwargs)
 
     def close(self, **kwargs: Any) -> None:
         """Close the environment; later steps raise `ClosedError`. Classes with a simulator also release it."""

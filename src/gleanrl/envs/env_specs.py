@@ -24,7 +24,7 @@ from gleanrl._arrays.tensordicts import (
 )
 from gleanrl._rollout.loop import with_gradients
 from gleanrl.data.specs import Categorical, Composite, NonTensor, TensorSpec, Unbounded
-from gleanrl.data.specs.mapping import Changes, Lockable, SpecMapping
+from gleanrl.data.specs.mapping import Changes, SpecMapping
 from gleanrl.errors import EnvironmentContractError, InvalidTypeError, MissingKeyError, UnsupportedError
 
 # Builder of an environment that doesn't reset itself from one that does: called with (environment, `replace`).
@@ -306,11 +306,11 @@ class EnvSpecs:
         """
         spec = self._specs[role]
         known, locks, leaves = self._known.get(role, (None, None, {}))
-        if known is not spec or locks is not Lockable.all_locks:
+        if known is not spec or locks is not SpecMapping.all_locks:
             found = sorted(map(as_path, spec.keys(True, True)), key=len)
             leaves = {as_key(path): spec[path] for path in found}
             if spec.is_fixed:  # only a fixed spec: others may gain or lose entries
-                self._known[role] = (spec, Lockable.all_locks, leaves)
+                self._known[role] = (spec, SpecMapping.all_locks, leaves)
         return leaves
 
     def forms(self, role: str) -> list[Form]:

@@ -34,57 +34,32 @@ _GYMNASIUMS = frozenset(
 """Keywords of `register_gym` that are passed to `gymnasium.register`."""
 
 
-class GymRegistration:
-    """Mixin that gives an environment class `register_gym`."""
+def register(
+    make: Callable[..., Any],
+    id: str,
+    transform: Any,
+    info_keys: Sequence[NestedKey] | None,
+    backend: str | None,
+    to_numpy: bool,
+    kwargs: dict[str, Any],
+) -> None:
+    """Register an id with gymnasium whose environments `make` makes; see `EnvBase.register_gym`."""
+    if backend not in (None, "gymnasium"):
+        raise UnsupportedError(f"register_gym: backend: expected 'gymnasium', got {backend!r}")
+    if id in gymnasium.registry:
+        raise InvalidArgumentError(f"id: {id!r} is registered already")
 
-    @classmethod
-    def register_gym(
-        cls,
-        id: str,
-        *,
-        entry_point: Callable[..., Any] | None = None,
-        transform: Any = None,
-        info_keys: Sequence[NestedKey] | None = None,
-        backend: str | None = None,
-        to_numpy: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        """Register the class with gymnasium, so that ``gymnasium.make(id, ...)`` makes its environments.
+    def adapted(**options: Any) -> GymAdapter:
+        env: Any = make(**options)
+        if transform is not None:
+            env = env.append_transform(copy.deepcopy(transform))
+        return GymAdapter(env, info_keys or (), to_numpy)
 
-        Args:
-            id: the environment's id, for example ``"Walk-v0"``.
-            entry_point: a callable that makes the environment from the keyword arguments of `gymnasium.make`; None for
-                the class.
-            transform: a transform for each environment, which gets a copy.
-            info_keys: entries of the outcome that are returned in info instead of the observation.
-            backend: ``"gymnasium"`` or None, which are the same.
-            to_numpy: whether observations are arrays; if False, tensors.
-            **kwargs: `max_episode_steps`, `reward_threshold`, `nondeterministic`, `order_enforce`,
-                `disable_env_checker`, `additional_wrappers`, `vector_entry_point` and `kwargs` are passed to gymnasium.
-                All others, and the contents of `kwargs`, are passed to `entry_point`. `disable_env_checker` is True by
-                default, but False with `to_numpy`.
-
-        Raises:
-            InvalidArgumentError: if the id is already registered.
-            UnsupportedError: for another backend.
-        """
-        if backend not in (None, "gymnasium"):
-            raise UnsupportedError(f"register_gym: backend: expected 'gymnasium', got {backend!r}")
-        if id in gymnasium.registry:
-            raise InvalidArgumentError(f"id: {id!r} is registered already")
-        make = entry_point or cls
-
-        def adapted(**options: Any) -> GymAdapter:
-            env: Any = make(**options)
-            if transform is not None:
-                env = env.append_transform(copy.deepcopy(transform))
-            return GymAdapter(env, info_keys or (), to_numpy)
-
-        registration = {name: kwargs.pop(name) for name in _GYMNASIUMS & kwargs.keys()}
-        registration.setdefault("disable_env_checker", not to_numpy)  # it rejects tensors
-        gymnasium.register(
-            id, entry_point=adapted, kwargs={**registration.pop("kwargs", {}), **kwargs}, **registration
-        )
+    registration = {name: kwargs.pop(name) for name in _GYMNASIUMS & kwargs.keys()}
+    registration.setdefault("disable_env_checker", not to_numpy)  # it rejects tensors
+    gymnasium.register(
+        id, entry_point=adapted, kwargs={**registration.pop("kwargs", {}), **kwargs}, **registration
+    )
 
 
 class GymAdapter(gymnasium.Env[Any, Any]):

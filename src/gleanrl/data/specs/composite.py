@@ -28,59 +28,6 @@ from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingKeyErr
 Names = tuple[str | None, ...]
 
 
-class Named(SpecMapping):
-    """A mapping of specs whose dimensions may have names; names aren't part of the domain."""
-
-    _names: Names | None = None
-
-    @property
-    def names(self) -> list[str | None]:
-        """The names of the dimensions, which the values get; None for a dimension without a name.
-
-        Assigning names also sets them in nested composites. Assigning None removes all names. Names aren't part of the
-        domain.
-
-        Raises:
-            InvalidArgumentError: if the number of names isn't the number of dimensions, or a name occurs twice.
-        """
-        return [None] * self.ndim if self._names is None else list(self._names)
-
-    @names.setter
-    def names(self, names: Sequence[str | None] | None) -> None:
-        new_names = [None] * self.ndim if names is None else list(names)
-        named = [name for name in new_names if name is not None]
-        if len(new_names) != self.ndim or len(set(named)) < len(named):
-            raise InvalidArgumentError(f"names: expected {self.ndim} different names or None, got {names!r}")
-        self._names = tuple(new_names) if named else None
-        for spec in self.values():
-            if isinstance(spec, Named):
-                spec.names = [*new_names, *spec.names[self.ndim :]]
-
-    def refine_names(self, *names: Any) -> Self:
-        """Set names of dimensions without a name, in place.
-
-        Args:
-            names: one name for each dimension; None keeps the present name. ``...`` means None for all dimensions that
-                the other names leave.
-
-        Returns:
-            the composite itself.
-
-        Raises:
-            InvalidArgumentError: if a dimension has another name already, or the number of names isn't the number of
-                dimensions.
-        """
-        new_names = list(names)
-        if new_names.count(...) == 1:
-            at = new_names.index(...)
-            new_names[at : at + 1] = [None] * (self.ndim - len(new_names) + 1)
-        both = list(zip(self.names, new_names, strict=False))
-        if len(new_names) != self.ndim or any(None not in pair and pair[0] != pair[1] for pair in both):
-            raise InvalidArgumentError(f"refine_names: {names} don't refine the names {self.names}")
-        self.names = [old if new is None else new for old, new in both]
-        return self
-
-
 def names_after(names: Names | None, shape: torch.Size, transform: Transform) -> Names | None:
     """Return the names of the dimensions after a shape operation, which an empty TensorDict computes."""
     if names is None:
@@ -96,7 +43,7 @@ def names_of_values(names: Names | None, ndim: int) -> Any:
     return None if names is None else [*[None] * (ndim - len(names)), *names]
 
 
-class Composite(Named):
+class Composite(SpecMapping):
     """A domain of TensorDicts: one spec for each key; `shape` is their batch size.
 
     It is a mapping with nested keys (tuples of names). Setting `("a", "b")` creates the composite `"a"` if it doesn't
@@ -123,6 +70,8 @@ class Composite(Named):
         InvalidTypeError: if an entry isn't a spec, a mapping or None.
         ReservedNameError: if an entry has the name of an attribute of specs (see `set`).
     """
+
+    _names: Names | None = None
 
     def __init__(
         self,
@@ -436,3 +385,50 @@ class Composite(Named):
             + "".join(f"{line},\n" for line in lines)
             + f"    shape={tuple(self.shape)}{device})"
         )
+
+    @property
+    def names(self) -> list[str | None]:
+        """The names of the dimensions, which the values get; None for a dimension without a name.
+
+        Assigning names also sets them in nested composites. Assigning None removes all names. Names aren't part of the
+        domain.
+
+        Raises:
+            InvalidArgumentError: if the number of names isn't the number of dimensions, or a name occurs twice.
+        """
+        return [None] * self.ndim if self._names is None else list(self._names)
+
+    @names.setter
+    def names(self, names: Sequence[str | None] | None) -> None:
+        new_names = [None] * self.ndim if names is None else list(names)
+        named = [name for name in new_names if name is not None]
+        if len(new_names) != self.ndim or len(set(named)) < len(named):
+            raise InvalidArgumentError(f"names: expected {self.ndim} different names or None, got {names!r}")
+        self._names = tuple(new_names) if named else None
+        for spec in self.values():
+            if isinstance(spec, Composite):
+                spec.names = [*new_names, *spec.names[self.ndim :]]
+
+    def refine_names(self, *names: Any) -> Self:
+        """Set names of dimensions without a name, in place.
+
+        Args:
+            names: one name for each dimension; None keeps the present name. ``...`` means None for all dimensions that
+                the other names leave.
+
+        Returns:
+            the composite itself.
+
+        Raises:
+            InvalidArgumentError: if a dimension has another name already, or the number of names isn't the number of
+                dimensions.
+        """
+        new_names = list(names)
+        if new_names.count(...) == 1:
+            at = new_names.index(...)
+            new_names[at : at + 1] = [None] * (self.ndim - len(new_names) + 1)
+        both = list(zip(self.names, new_names, strict=False))
+        if len(new_names) != self.ndim or any(None not in pair and pair[0] != pair[1] for pair in both):
+            raise InvalidArgumentError(f"refine_names: {names} don't refine the names {self.names}")
+        self.names = [old if new is None else new for old, new in both]
+        return self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from contextlib import contextmanager
 from typing import Any
@@ -38,76 +38,7 @@ class Changes:
         cls.latest = object()
 
 
-class Lockable(ABC):
-    """Base class for specs whose entries can be locked, together with nested specs.
-
-    Attributes:
-        all_locks: an object that each `lock_` and `unlock_` in this process replaces. While it is the same object, a
-            spec for which `is_fixed` was True keeps its entries.
-    """
-
-    all_locks = object()
-    _locked = False
-    _locked_from_above = False
-
-    require_own: Callable[[str], None]
-
-    @abstractmethod
-    def _nested(self) -> Iterable[Lockable]:
-        """Return the nested specs that are locked and unlocked together with this one."""
-
-    @property
-    def is_locked(self) -> bool:
-        """Whether entries can't be set or removed."""
-        return self._locked
-
-    @property
-    def locked(self) -> bool:
-        """The same as `is_locked`."""
-        return self._locked
-
-    @property
-    def is_fixed(self) -> bool:
-        """Whether entries can't be set or removed, here or in any nested spec."""
-        return self._locked and all(part.is_fixed for part in self._nested())
-
-    def lock_(self, recurse: bool | None = None) -> Self:
-        """Forbid setting and removing entries, here and, unless `recurse` is False, in nested composites.
-
-        Returns:
-            the composite itself.
-
-        Raises:
-            UnsupportedError: if the composite is a copy of a part of another spec.
-        """
-        self.require_own("lock_")
-        self._set_lock(True, False, recurse is not False)
-        return self
-
-    def unlock_(self, recurse: bool | None = None) -> Self:
-        """Allow setting and removing entries again, here and, unless `recurse` is False, in nested composites.
-
-        Returns:
-            the composite itself.
-
-        Raises:
-            UnsupportedError: if this composite was locked as part of an enclosing composite.
-        """
-        if self._locked_from_above:
-            raise UnsupportedError(
-                "unlock_: this composite was locked with the one it is part of; unlock that one"
-            )
-        self._set_lock(False, False, recurse is not False)
-        return self
-
-    def _set_lock(self, locked: bool, from_above: bool, recurse: bool) -> None:
-        Lockable.all_locks = object()
-        self._locked, self._locked_from_above = locked, locked and from_above
-        for spec in self._nested() if recurse else ():
-            spec._set_lock(locked, True, True)
-
-
-def require_unlocked(composite: Lockable, key: Any) -> None:
+def require_unlocked(composite: SpecMapping, key: Any) -> None:
     """Check that the entry under a key of a composite may change.
 
     Raises:
@@ -169,8 +100,16 @@ def _changeable(spec: Any) -> Any:
     return spec.clone() if spec.is_part else spec
 
 
-class SpecMapping(Lockable, TensorSpec):
+class SpecMapping(TensorSpec):
     """Base class of specs whose entries are specs under names; a tuple of names is a path into nested entries."""
+
+    all_locks = object()
+    """An object that each `lock_` and `unlock_` in this process replaces.
+
+    While it is the same object, a spec for which `is_fixed` was True keeps its entries.
+    """
+    _locked = False
+    _locked_from_above = False
 
     dtype = None
     domain = "composite"
@@ -512,3 +451,57 @@ class SpecMapping(Lockable, TensorSpec):
     def __bool__(self) -> bool:
         """Return whether the composite has an entry."""
         return bool(self._entries())
+
+    @abstractmethod
+    def _nested(self) -> Iterable[SpecMapping]:
+        """Return the nested specs that are locked and unlocked together with this one."""
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether entries can't be set or removed."""
+        return self._locked
+
+    @property
+    def locked(self) -> bool:
+        """The same as `is_locked`."""
+        return self._locked
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether entries can't be set or removed, here or in any nested spec."""
+        return self._locked and all(part.is_fixed for part in self._nested())
+
+    def lock_(self, recurse: bool | None = None) -> Self:
+        """Forbid setting and removing entries, here and, unless `recurse` is False, in nested composites.
+
+        Returns:
+            the composite itself.
+
+        Raises:
+            UnsupportedError: if the composite is a copy of a part of another spec.
+        """
+        self.require_own("lock_")
+        self._set_lock(True, False, recurse is not False)
+        return self
+
+    def unlock_(self, recurse: bool | None = None) -> Self:
+        """Allow setting and removing entries again, here and, unless `recurse` is False, in nested composites.
+
+        Returns:
+            the composite itself.
+
+        Raises:
+            UnsupportedError: if this composite was locked as part of an enclosing composite.
+        """
+        if self._locked_from_above:
+            raise UnsupportedError(
+                "unlock_: this composite was locked with the one it is part of; unlock that one"
+            )
+        self._set_lock(False, False, recurse is not False)
+        return self
+
+    def _set_lock(self, locked: bool, from_above: bool, recurse: bool) -> None:
+        SpecMapping.all_locks = object()
+        self._locked, self._locked_from_above = locked, locked and from_above
+        for spec in self._nested() if recurse else ():
+            spec._set_lock(locked, True, True)

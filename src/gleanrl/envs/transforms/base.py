@@ -1,7 +1,6 @@
 """`Transform`: the base class of all transforms.
 
-`Contained` holds a transform's position in a chain and its parent environment. `KeyList` holds the keys that a
-transform reads and writes.
+`KeyList` holds the keys that a transform reads and writes.
 """
 
 from __future__ import annotations
@@ -31,112 +30,6 @@ from gleanrl.errors import (
     MissingKeyError,
     UnsupportedError,
 )
-
-
-class Contained(StatefulModule):
-    """A module that belongs to at most one container, a `Compose` or a `TransformedEnv`.
-
-    Its parent environment is the base environment with the transforms before this one. The parent is cached until
-    `empty_cache` is called.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._holder: weakref.ref[Any] | None = None  # weak: it doesn't keep the container alive
-        self._parent_found: list[Any] | None = None
-
-    @property
-    def holder(self) -> Any:
-        """The `Compose` or `TransformedEnv` that holds the transform directly; None if none does, or it was freed."""
-        return None if self._holder is None else self._holder()
-
-    @property
-    def container(self) -> Any:
-        """The outermost container if it is a `TransformedEnv`; None outside an environment."""
-        return None if self.holder is None else self.holder.container
-
-    def set_container(self, container: Any) -> None:
-        """Record `container`, a `Compose` or a `TransformedEnv`, as the transform's container, and call `empty_cache`.
-
-        In an environment, a transform that doesn't learn there switches to evaluation mode.
-
-        Raises:
-            ContainerError: if another container holds it (also an AttributeError). A `Compose.clone()` outside an
-                environment gives its transforms away.
-        """
-        holder = self.holder
-        if holder not in (None, container) and not (holder.container is None and holder.lends):
-            raise ContainerError(
-                f"{type(self).__name__} is part of another Compose or TransformedEnv already; use transform.clone()"
-            )
-        self._holder = weakref.ref(container)
-        self.empty_cache()
-        self.enter()
-
-    def enter(self) -> None:
-        """Switch to evaluation mode if the transform is in an environment and doesn't learn there."""
-        if self.container is not None and not self.learns:
-            self.eval()
-
-    def reset_parent(self) -> None:
-        """Forget the container, and call `empty_cache`. The container's chain and the mode don't change."""
-        self._holder = None
-        self.empty_cache()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes, with the holder itself in place of the weak reference.
-
-        So the transforms in a copied or unpickled container refer to that container.
-        """
-        return {**self.__dict__, "_holder": self.holder}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Set the attributes of a copy; its reference to the holder is weak again."""
-        super().__setstate__(state)
-        holder = self.__dict__["_holder"]
-        self._holder = None if holder is None else weakref.ref(holder)
-
-    @property
-    def parent(self) -> Any:
-        """The base environment with the transforms before this one; None outside an environment.
-
-        It is a `TransformedEnv` that shares the base environment: a step of it steps that one.
-        """
-        if self._parent_found is None and self.holder is not None:
-            self._parent_found = [self.holder.environment_before(self)]
-        return self._parent_found[0] if self._parent_found else None
-
-    @property
-    def collector(self) -> Any:
-        """The collector that uses the environment; None if there is none."""
-        return None if self.container is None else self.container.collector
-
-    def home(self) -> torch.device | str | None:
-        """Return the device of carried values: the parent environment's, or "cpu" if it has none.
-
-        None outside an environment.
-        """
-        return None if self.parent is None else self.parent.device or "cpu"
-
-    def clone(self) -> Any:
-        """Return a deep copy that is in no container. The caches of this transform are emptied."""
-        holder, self._holder = self._holder, None
-        self.empty_cache()
-        try:
-            return copy.deepcopy(self)
-        finally:
-            self._holder = holder
-
-    def twin(self) -> Any:
-        """Return a clone with the same parent environment, in no container."""
-        parent, twin = self.parent, self.clone()
-        twin._parent_found = [parent]
-        return twin
-
-    def empty_cache(self) -> None:
-        """Forget the parent environment."""
-        self._parent_found = None
-
 
 Keys = NestedKey | Sequence[NestedKey]
 
@@ -229,7 +122,7 @@ def _takes_values(forward: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return wrapped
 
 
-class Transform(Contained):
+class Transform(StatefulModule):
     """Base class: changes the outputs and inputs of an environment, or the batches of a replay buffer.
 
     The outputs of an environment are observations, rewards and flags. Its inputs are actions and states. `in_keys` and
@@ -266,7 +159,8 @@ class Transform(Contained):
     overrides `_call`, `_step`, `_reset` or a hook for inputs. The whole chain then gets TensorDicts, which is slower. A
     class may declare ``on_rows = True`` if its hooks use only `get`, `set` and `pop`. They then get a `Row` too.
 
-    A transform belongs to one container (a `Compose` or a `TransformedEnv`). Not thread-safe.
+    A transform belongs to at most one container, a `Compose` or a `TransformedEnv`. Its parent environment is the base
+    environment with the transforms before this one; it is cached until `empty_cache` is called. Not thread-safe.
 
     Args:
         in_keys: keys to read; None for the transform's default.
@@ -300,6 +194,8 @@ class Transform(Contained):
         out_keys_inv: Keys | None = None,
     ) -> None:
         super().__init__()
+        self._holder: weakref.ref[Any] | None = None  # weak: it doesn't keep the container alive
+        self._parent_found: list[Any] | None = None
         self.missing_tolerance = False
         self._pairs_found: list[tuple[NestedKey, NestedKey]] | None = None
         self._pairs_inv_found: list[tuple[NestedKey, NestedKey]] | None = None
@@ -576,9 +472,97 @@ class Transform(Contained):
         return self.twin()._call(outcome)
 
     def empty_cache(self) -> None:
-        """Forget keys and specs derived from the environment; called when the chain or its environment changes."""
-        super().empty_cache()
+        """Forget the parent environment, and keys and specs derived from it; called when they change."""
+        self._parent_found = None
         self._pairs_found = self._pairs_inv_found = None
+
+    @property
+    def holder(self) -> Any:
+        """The `Compose` or `TransformedEnv` that holds the transform directly; None if none does, or it was freed."""
+        return None if self._holder is None else self._holder()
+
+    @property
+    def container(self) -> Any:
+        """The outermost container if it is a `TransformedEnv`; None outside an environment."""
+        return None if self.holder is None else self.holder.container
+
+    def set_container(self, container: Any) -> None:
+        """Record `container`, a `Compose` or a `TransformedEnv`, as the transform's container, and call `empty_cache`.
+
+        In an environment, a transform that doesn't learn there switches to evaluation mode.
+
+        Raises:
+            ContainerError: if another container holds it (also an AttributeError). A `Compose.clone()` outside an
+                environment gives its transforms away.
+        """
+        holder = self.holder
+        if holder not in (None, container) and not (holder.container is None and holder.lends):
+            raise ContainerError(
+                f"{type(self).__name__} is part of another Compose or TransformedEnv already; use transform.clone()"
+            )
+        self._holder = weakref.ref(container)
+        self.empty_cache()
+        self.enter()
+
+    def enter(self) -> None:
+        """Switch to evaluation mode if the transform is in an environment and doesn't learn there."""
+        if self.container is not None and not self.learns:
+            self.eval()
+
+    def reset_parent(self) -> None:
+        """Forget the container, and call `empty_cache`. The container's chain and the mode don't change."""
+        self._holder = None
+        self.empty_cache()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes, with the holder itself in place of the weak reference.
+
+        So the transforms in a copied or unpickled container refer to that container.
+        """
+        return {**self.__dict__, "_holder": self.holder}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Set the attributes of a copy; its reference to the holder is weak again."""
+        super().__setstate__(state)
+        holder = self.__dict__["_holder"]
+        self._holder = None if holder is None else weakref.ref(holder)
+
+    @property
+    def parent(self) -> Any:
+        """The base environment with the transforms before this one; None outside an environment.
+
+        It is a `TransformedEnv` that shares the base environment: a step of it steps that one.
+        """
+        if self._parent_found is None and self.holder is not None:
+            self._parent_found = [self.holder.environment_before(self)]
+        return self._parent_found[0] if self._parent_found else None
+
+    @property
+    def collector(self) -> Any:
+        """The collector that uses the environment; None if there is none."""
+        return None if self.container is None else self.container.collector
+
+    def home(self) -> torch.device | str | None:
+        """Return the device of carried values: the parent environment's, or "cpu" if it has none.
+
+        None outside an environment.
+        """
+        return None if self.parent is None else self.parent.device or "cpu"
+
+    def clone(self) -> Any:
+        """Return a deep copy that is in no container. The caches of this transform are emptied."""
+        holder, self._holder = self._holder, None
+        self.empty_cache()
+        try:
+            return copy.deepcopy(self)
+        finally:
+            self._holder = holder
+
+    def twin(self) -> Any:
+        """Return a clone with the same parent environment, in no container."""
+        parent, twin = self.parent, self.clone()
+        twin._parent_found = [parent]
+        return twin
 
 
 def _composite(role: str, spec: TensorSpec, parent: Composite) -> TensorSpec:

@@ -1,7 +1,6 @@
 """`AsyncEnvPool`: a batch of environments that can be stepped one by one, without waiting for all.
 
-Change `RowIndex` for the addressing of rows by ``"env_index"``, `PooledEnv` for the use as an ordinary batch, and
-`AsyncEnvPool` for the ``async_…`` calls.
+Change `RowIndex` for the addressing of rows by ``"env_index"``.
 """
 
 from __future__ import annotations
@@ -168,165 +167,10 @@ def _plain(numbers: Any) -> Any:
 STACKS = ("dense", "maybe_dense", "lazy")
 
 
-class PooledEnv(BatchedEnv):
-    """Base class of batches whose environments answer requests independently of each other.
-
-    A subclass chooses where the environments live: it returns a `RequestHost`.
-
-    Args:
-        makers: one environment or callable for each environment.
-        create_env_kwargs: keyword arguments of the callables, for all or a list with one for each.
-        stack: how rows become one TensorDict, one of `STACKS`; see `AsyncEnvPool`.
-        options: see `BatchOptions`.
-
-    Attributes:
-        stack: see above.
-        host: the `RequestHost` that runs the environments; None before the start.
-    """
-
-    def __init__(
-        self, makers: Sequence[Any], create_env_kwargs: Any, stack: str, options: BatchOptions
-    ) -> None:
-        if stack not in STACKS:
-            raise InvalidArgumentError(f"stack: expected one of {STACKS}, got {stack!r}")
-        self.stack = stack
-        self._requests: Requests | None = None
-        self.host: Any = None
-        super().__init__(len(makers), makers, create_env_kwargs, options)
-        if stack == "dense" and not self.stackable:
-            raise InvalidArgumentError(
-                "stack: 'dense', but the environments' data differ in keys, shapes or dtypes; pass stack='lazy'"
-            )
-
-    @abstractmethod
-    def _make_host(self, makers: Sequence[Factory]) -> RequestHost:
-        """Return a host for the environments of these factories; `PooledEnv` starts it."""
-
-    def _declare(self, makers: Any, each: Sequence[EnvMetaData]) -> None:
-        super()._declare(makers, tuple(map(with_index, each)))
-
-    # ------------------------------------------------------------------- life
-    @property
-    def is_started(self) -> bool:
-        """Whether the environments were made. It stays True after `close`."""
-        return self._requests is not None
-
-    def _start(self, makers: Sequence[Factory]) -> None:
-        self._end()  # an earlier start may have been interrupted twice, which leaves its workers running
-        host = self.host = self._make_host(makers)
-        try:
-            host.start()
-            self._requests = Requests(host)
-        except StepFault as fault:
-            raise explain(fault, self) from fault.cause
-        except BaseException:
-            with suppress(Exception):  # the error of the start matters more than one of the clean-up
-                self._end()
-            raise
-
-    def _end(self) -> None:
-        if self._requests is not None:
-            self._requests.close()
-        elif self.host is not None:
-            self.host.close()
-
-    def _forget(self) -> None:
-        self._requests = self.host = None
-
-    @property
-    def _running(self) -> Requests:
-        assert self._requests is not None
-        return self._requests
-
-    # ------------------------------------------------------------------ steps
-    def _together(self, parts: Sequence[TensorDictBase]) -> TensorDictBase:
-        if self.stack == "dense":
-            return super()._together(parts)
-        placed = [moved(part, self.device) for part in parts]
-        if self.stack == "maybe_dense":
-            return LazyStackedTensorDict.maybe_dense_stack(placed, 0)
-        return LazyStackedTensorDict.lazy_stack(placed, 0)
-
-    def _step_members(self, roots: Sequence[TensorDictBase | None]) -> list[Any]:
-        rows = {env: root.exclude(INDEX) for env, root in enumerate(roots) if root is not None}
-        answers = self._running.ask({env: Request(STEP, (row,)) for env, row in rows.items()})
-        return [answers.get(env) for env in range(len(roots))]
-
-    def _reset_members(self, requests: Mapping[int, ResetRequest]) -> dict[int, TensorDictBase]:
-        roots = {env: request.tensordict for env, request in requests.items()}
-        rows = {env: None if root is None else root.exclude(INDEX) for env, root in roots.items()}
-        messages = {env: Request(RESET, (rows[env], request.kwargs)) for env, request in requests.items()}
-        return self._running.ask(messages)
-
-    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
-        numbers = [index_entry(env, self.batch_size[1:]) for env in range(self.num_workers)]
-        return super()._reset(tensordict, **kwargs).set(INDEX, NonTensorStack(*numbers))
-
-    def _rand_members(self, requests: Mapping[int, RandomRequest]) -> dict[int, TensorDictBase]:
-        arguments = {i: (r.tensordict.exclude(INDEX), r.seed) for i, r in requests.items()}
-        return self._running.ask({i: Request("rand_action", args) for i, args in arguments.items()})
-
-    def _live_specs(self, members: Sequence[int]) -> dict[int, Any]:
-        masked, busy = self.host.may_be_masked, self._running.busy
-        # An environment accepts no request before its last answer was received.
-        free = [env for env in members if env not in busy]
-        messages = {env: Request("action_spec", ()) for env in free if masked(env)}
-        try:
-            return dict.fromkeys(free) | self._running.ask(messages)
-        except StepFault as fault:
-            raise explain(fault, self) from fault.cause
-
-    def _ask_each(
-        self, name: str, arguments: Sequence[tuple[Any, ...]], during: str | None = None
-    ) -> list[Any]:
-        """Call a method of every member with its own arguments; return the results.
-
-        Errors name the operation by `during`, or by the method's name if it is None.
-        """
-        requests = {env: Request(name, args) for env, args in enumerate(arguments)}
-        try:
-            return list(self._running.ask(requests).values())
-        except StepFault as fault:
-            raise explain(StepFault(0, fault.env, during or name, fault.cause), self) from fault.cause
-
-    def _seed_members(self, seeds: Sequence[int], static_seed: bool) -> None:
-        self._ask_each("set_seed", [(seed, static_seed) for seed in seeds])
-
-    def _attribute(self, name: str) -> Any:
-        answers = self._ask_each("attribute", [(name,)] * self.num_workers, name)
-        if not all(is_callable for is_callable, _ in answers):
-            return [value for _, value in answers]
-
-        def method(*args: Any, **kwargs: Any) -> list[Any]:
-            self.start()
-            return self._ask_each("call", [(name, args, kwargs)] * self.num_workers, name)
-
-        method.__name__ = name
-        return method
-
-    def _member_states(self) -> list[dict[str, Any]]:
-        return self._ask_each("state_dict", [()] * self.num_workers)
-
-    def _states_at_the_end(self) -> list[dict[str, Any]] | None:
-        # The pool is about to be closed: it doesn't wait for requests that are under way.
-        return None if self._running.busy else self._member_states()
-
-    def _parse_members(self, states: Sequence[Any], strict: bool) -> None:
-        self._ask_each("parse_state", [(state, strict) for state in states])
-
-    def adopt_state(self, value: Any) -> None:
-        """Let every member continue from the state that it parsed last; do nothing if the pool was closed.
-
-        `value` is ignored, since the members keep the parsed states.
-        """
-        if not self.was_closed:
-            self._ask_each("adopt_state", [()] * self.num_workers)
-
-
 _EXCHANGES = (None, "auto", "queue", "shm")
 
 
-class AsyncEnvPool(PooledEnv):
+class AsyncEnvPool(BatchedEnv):
     """A batch of environments in threads or worker processes that can be stepped one by one.
 
     The pool works like any other batch of environments, ``[n, *batch]``, with `step`, `reset`, `rollout` and
@@ -375,6 +219,7 @@ class AsyncEnvPool(PooledEnv):
         backend: ``"threading"`` or ``"multiprocessing"``.
         stack: see above.
         envs_per_worker: see above.
+        host: the `RequestHost` that runs the environments; None before the start.
 
     Raises:
         InvalidArgumentError: for a value that isn't supported (also a ValueError).
@@ -429,7 +274,16 @@ class AsyncEnvPool(PooledEnv):
         makers = list(env_makers) if isinstance(env_makers, Sequence) else [env_makers]
         if not makers:
             raise InvalidArgumentError("env_makers: expected at least one environment or callable, got none")
-        super().__init__(makers, create_env_kwargs, stack, BatchOptions(device))
+        if stack not in STACKS:
+            raise InvalidArgumentError(f"stack: expected one of {STACKS}, got {stack!r}")
+        self.stack = stack
+        self._requests: Requests | None = None
+        self.host: Any = None
+        super().__init__(len(makers), makers, create_env_kwargs, BatchOptions(device))
+        if stack == "dense" and not self.stackable:
+            raise InvalidArgumentError(
+                "stack: 'dense', but the environments' data differ in keys, shapes or dtypes; pass stack='lazy'"
+            )
         self.env_makers, self.num_envs, self.min_get = makers, len(makers), 1
         self.timeouts, self._rows = as_timeouts(timeouts), RowIndex(self.batch_size)
         self._share(positive("envs_per_worker", envs_per_worker), worker_affinity)
@@ -642,6 +496,130 @@ class AsyncEnvPool(PooledEnv):
         for env, part in zip(envs, parts, strict=True):
             part.set(INDEX, index_entry(env, part.batch_size))
         return moved(parts[0], self.device) if is_number(env_index) else self._together(parts)
+
+    @abstractmethod
+    def _make_host(self, makers: Sequence[Factory]) -> RequestHost:
+        """Return a host for the environments of these factories; `_start` starts it."""
+
+    def _declare(self, makers: Any, each: Sequence[EnvMetaData]) -> None:
+        super()._declare(makers, tuple(map(with_index, each)))
+
+    # ------------------------------------------------------------------- life
+    @property
+    def is_started(self) -> bool:
+        """Whether the environments were made. It stays True after `close`."""
+        return self._requests is not None
+
+    def _start(self, makers: Sequence[Factory]) -> None:
+        self._end()  # an earlier start may have been interrupted twice, which leaves its workers running
+        host = self.host = self._make_host(makers)
+        try:
+            host.start()
+            self._requests = Requests(host)
+        except StepFault as fault:
+            raise explain(fault, self) from fault.cause
+        except BaseException:
+            with suppress(Exception):  # the error of the start matters more than one of the clean-up
+                self._end()
+            raise
+
+    def _end(self) -> None:
+        if self._requests is not None:
+            self._requests.close()
+        elif self.host is not None:
+            self.host.close()
+
+    def _forget(self) -> None:
+        self._requests = self.host = None
+
+    @property
+    def _running(self) -> Requests:
+        assert self._requests is not None
+        return self._requests
+
+    # ------------------------------------------------------------------ steps
+    def _together(self, parts: Sequence[TensorDictBase]) -> TensorDictBase:
+        if self.stack == "dense":
+            return super()._together(parts)
+        placed = [moved(part, self.device) for part in parts]
+        if self.stack == "maybe_dense":
+            return LazyStackedTensorDict.maybe_dense_stack(placed, 0)
+        return LazyStackedTensorDict.lazy_stack(placed, 0)
+
+    def _step_members(self, roots: Sequence[TensorDictBase | None]) -> list[Any]:
+        rows = {env: root.exclude(INDEX) for env, root in enumerate(roots) if root is not None}
+        answers = self._running.ask({env: Request(STEP, (row,)) for env, row in rows.items()})
+        return [answers.get(env) for env in range(len(roots))]
+
+    def _reset_members(self, requests: Mapping[int, ResetRequest]) -> dict[int, TensorDictBase]:
+        roots = {env: request.tensordict for env, request in requests.items()}
+        rows = {env: None if root is None else root.exclude(INDEX) for env, root in roots.items()}
+        messages = {env: Request(RESET, (rows[env], request.kwargs)) for env, request in requests.items()}
+        return self._running.ask(messages)
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+        numbers = [index_entry(env, self.batch_size[1:]) for env in range(self.num_workers)]
+        return super()._reset(tensordict, **kwargs).set(INDEX, NonTensorStack(*numbers))
+
+    def _rand_members(self, requests: Mapping[int, RandomRequest]) -> dict[int, TensorDictBase]:
+        arguments = {i: (r.tensordict.exclude(INDEX), r.seed) for i, r in requests.items()}
+        return self._running.ask({i: Request("rand_action", args) for i, args in arguments.items()})
+
+    def _live_specs(self, members: Sequence[int]) -> dict[int, Any]:
+        masked, busy = self.host.may_be_masked, self._running.busy
+        # An environment accepts no request before its last answer was received.
+        free = [env for env in members if env not in busy]
+        messages = {env: Request("action_spec", ()) for env in free if masked(env)}
+        try:
+            return dict.fromkeys(free) | self._running.ask(messages)
+        except StepFault as fault:
+            raise explain(fault, self) from fault.cause
+
+    def _ask_each(
+        self, name: str, arguments: Sequence[tuple[Any, ...]], during: str | None = None
+    ) -> list[Any]:
+        """Call a method of every member with its own arguments; return the results.
+
+        Errors name the operation by `during`, or by the method's name if it is None.
+        """
+        requests = {env: Request(name, args) for env, args in enumerate(arguments)}
+        try:
+            return list(self._running.ask(requests).values())
+        except StepFault as fault:
+            raise explain(StepFault(0, fault.env, during or name, fault.cause), self) from fault.cause
+
+    def _seed_members(self, seeds: Sequence[int], static_seed: bool) -> None:
+        self._ask_each("set_seed", [(seed, static_seed) for seed in seeds])
+
+    def _attribute(self, name: str) -> Any:
+        answers = self._ask_each("attribute", [(name,)] * self.num_workers, name)
+        if not all(is_callable for is_callable, _ in answers):
+            return [value for _, value in answers]
+
+        def method(*args: Any, **kwargs: Any) -> list[Any]:
+            self.start()
+            return self._ask_each("call", [(name, args, kwargs)] * self.num_workers, name)
+
+        method.__name__ = name
+        return method
+
+    def _member_states(self) -> list[dict[str, Any]]:
+        return self._ask_each("state_dict", [()] * self.num_workers)
+
+    def _states_at_the_end(self) -> list[dict[str, Any]] | None:
+        # The pool is about to be closed: it doesn't wait for requests that are under way.
+        return None if self._running.busy else self._member_states()
+
+    def _parse_members(self, states: Sequence[Any], strict: bool) -> None:
+        self._ask_each("parse_state", [(state, strict) for state in states])
+
+    def adopt_state(self, value: Any) -> None:
+        """Let every member continue from the state that it parsed last; do nothing if the pool was closed.
+
+        `value` is ignored, since the members keep the parsed states.
+        """
+        if not self.was_closed:
+            self._ask_each("adopt_state", [()] * self.num_workers)
 
 
 class ThreadingAsyncEnvPool(AsyncEnvPool):

@@ -74,7 +74,7 @@ class ThreadHost:
                 with suppress(Exception):  # the error of the construction matters more
                     self.close()
                 raise StepFault(0, arrival.env, "construction", arrival.error)
-        require_independent(self.envs)  # if it raises, `PooledEnv` closes the host
+        require_independent(self.envs)  # if it raises, the pool closes the host
 
     @property
     def envs(self) -> list[Any]:

@@ -1,7 +1,4 @@
-"""Base class of all storages: the steps of a write, reading, and the saved state.
-
-`Direct` adds writes without a buffer, at time steps that the caller chooses.
-"""
+"""Base class of all storages: the steps of a write, direct writes, reading, and the saved state."""
 
 from __future__ import annotations
 
@@ -47,200 +44,7 @@ class Prepared(NamedTuple):
     """For each given step, whether it is among the prepared ones, ``(given,)`` bool; None if all are."""
 
 
-class Direct(Slots):
-    """Direct writes to a storage, by int, range, slice, list or tensor of time steps; see `Storage`."""
-
-    takes_one = False
-    """Whether `set` at an int takes one record of any shape. Writers of other TorchRL releases rely on that."""
-
-    @abstractmethod
-    def join(self, records: list[Any], where: str) -> Any:
-        """Return a list of single records (time steps) as one batch, in the form that `prepare` takes."""
-
-    @abstractmethod
-    def prepare(self, data: Any, *, single: bool, dim_extend: int, where: str) -> Prepared:
-        """Check `data` and return it in the storage's form. The first call also fixes the schema and allocates memory.
-
-        The schema and the memory stay even if no write follows. Padding rows may be dropped (see `Prepared.kept`).
-
-        Args:
-            data: records ``[steps, *batch]``, or one time step ``[*batch]``.
-            single: whether `data` is one time step without its time dimension.
-            dim_extend: the time dimension of `data`; it is exchanged with dimension 0, unless `single` is True.
-            where: the call that error messages name.
-
-        Raises:
-            SchemaError: the data have another structure, shape or dtype. The message names the key, and nothing
-                changed.
-            InvalidTypeError: the data are of another type than the stored records, or of one that can't be stored.
-            CapacityError: the first write found too little memory or disk space. Nothing changed.
-        """
-
-    @abstractmethod
-    def prepare_selection(self, data: Any, shape: torch.Size, where: str) -> Prepared:
-        """Check records ``[*shape]`` that will be written to a selection of slots of that shape; see `prepare`."""
-
-    @abstractmethod
-    def write(self, prepared: Prepared, placement: Placement, end: int | None = None) -> None:
-        """Copy prepared data to its placement and publish the new length and end (see `Storage.write`)."""
-
-    @abstractmethod
-    def write_slots(
-        self,
-        prepared: Prepared,
-        slots: torch.Tensor,
-        amended: bool = False,
-        *,
-        num_steps: int | None = None,
-        end: int | None = None,
-    ) -> None:
-        """Copy prepared data to `slots` and publish length and end (see `Storage.write_slots`)."""
-
-    @abstractmethod
-    def clear(self) -> None:
-        """Remove every record."""
-
-    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
-        """Write records to time steps that the caller chooses, without a writer.
-
-        One step, or a range of steps, that starts at `end` continues the ring. A range of all steps moves `end` to its
-        start. Any other write is a correction, also a batch at an int. It moves `end` only if the stored part grows.
-
-        After an error no record has changed, but a first call may have fixed the schema and allocated the memory.
-
-        Args:
-            cursor: an int for one record, or for records ``[steps, *batch]`` that are written from this step on. They
-                may not wrap around the end of the ring. A range, slice, list or tensor of steps names one step for each
-                record, in any order. With ``ndim > 1``, a tuple with one index for each batch dimension selects stored
-                records. The write must leave no gap after the stored steps.
-            data: the records.
-            set_cursor: False leaves `end` unchanged, unless the stored part grows.
-
-        Raises:
-            IndexRangeError: the steps are outside of the storage, or leave a gap.
-            SchemaError: the records differ from the stored ones in structure, or their number differs from the steps.
-                Padding rows don't count.
-            InvalidTypeError: `cursor` isn't an index, or the storage can't hold records of this type.
-            CapacityError: the first write found too little memory or disk space.
-        """
-        with self.guard():
-            if isinstance(cursor, tuple) and len(cursor) == self.ndim > 1:
-                slots, shape = self.slots_of(cursor)
-                self.write_slots(self.prepare_selection(data, shape, "set"), slots)
-            elif is_position(cursor):
-                self._set_at(position(cursor), data, set_cursor)
-            else:
-                data = self.join(data, "set") if isinstance(data, list) else data
-                prepared = self.prepare(data, single=False, dim_extend=0, where="set")
-                self._set_steps(steps_at(cursor, self.capacity_steps), prepared, set_cursor)
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        """Write records to time steps; see `set`."""
-        self.set(index, value)
-
-    def _set_at(self, start: int, data: Any, set_cursor: bool) -> None:
-        single = self.takes_one or self._is_one(data)
-        prepared = self.prepare(data, single=single, dim_extend=0, where="set")
-        stop, stored = start + prepared.num_steps, self.num_steps
-        if not 0 <= start <= stored or stop > self.capacity_steps:
-            raise self._out_of_range([start, stop - 1])
-        self._set_run(start, prepared, stop, set_cursor and single and start == self.end)
-
-    def _set_steps(self, steps: torch.Tensor, prepared: Prepared, set_cursor: bool) -> None:
-        count, stored, capacity = steps.shape[0], self.num_steps, self.capacity_steps
-        if count != prepared.num_steps:
-            raise SchemaError(
-                f"set: expected {count} time steps, as many as the cursor names, got {prepared.num_steps}"
-            )
-        first, top = int(steps[0]), int(steps.max()) + 1
-        if int(steps.min()) < 0 or top > capacity or len(set(steps[steps >= stored].tolist())) < top - stored:
-            raise self._out_of_range(steps.tolist())
-        run = torch.arange(first, first + count, device="cpu") % capacity
-        if count <= capacity and torch.equal(steps, run):
-            self._set_run(first, prepared, top, set_cursor and (first == self.end or count == capacity))
-            return
-        per_step = self.rows_per_step
-        slots = (steps[:, None] * per_step + torch.arange(per_step, device="cpu")).reshape(-1)
-        if top > stored:
-            self.write_slots(prepared, slots, num_steps=top, end=top % capacity)
-        else:
-            self.write_slots(prepared, slots)
-
-    def _set_run(self, start: int, prepared: Prepared, stop: int, moves: bool) -> None:
-        """Write to the steps from `start` on, which may wrap around the end of the ring.
-
-        Args:
-            start: the first step.
-            prepared: the rows.
-            stop: the step after the highest step that is written.
-            moves: whether `end` moves behind the written steps, even if the stored part doesn't grow. If it grows,
-                `end` moves in any case.
-        """
-        count, before = prepared.num_steps, self.num_steps
-        num_new = max(stop - before, 0)
-        placement = Placement(start, count, 0, count - num_new, before + num_new, self.capacity_steps)
-        self.write(prepared, placement, None if num_new or moves else self.end)
-
-    def _out_of_range(self, steps: list[int]) -> IndexRangeError:
-        return IndexRangeError(
-            f"set: expected steps in [0, {self.capacity_steps}) that leave no gap after the {self.num_steps} steps "
-            f"stored, got steps {steps[0]} to {steps[-1]}"
-        )
-
-    def _is_one(self, data: Any) -> bool:
-        """Return whether `data` is one time step, as opposed to a batch of time steps."""
-        return True
-
-    def note_written(self, index: Any) -> None:
-        """Record a write by a foreign writer. Native storages record their writes themselves and ignore this call."""
-
-    # Methods and properties that samplers and writers of other TorchRL releases use
-
-    def _empty(self) -> None:
-        """Remove every record; see `clear`."""
-        with self.guard():
-            self.clear()
-
-    def _max_size_along_dim0(self, *, single_data: Any = None, batched_data: Any = None) -> int:
-        """Return how many time steps fit, given the first data to be written: one time step or a batch of them."""
-        data = batched_data if single_data is None else single_data
-        if not self.rows_per_step and data is not None:
-            shape = data.shape if hasattr(data, "shape") else _pytree.tree_leaves(data)[0].shape
-            batch = shape[: self.ndim - 1] if batched_data is None else shape[1 : self.ndim]
-            return self.steps_that_fit(batch)
-        return self.capacity_steps
-
-    def _rand_given_ndim(self, batch_size: int) -> Any:
-        """Return an index of `batch_size` stored transitions, drawn with repetition from torch's global generator.
-
-        With ``ndim > 1`` it is a tuple of one ``(batch_size,)`` tensor for each dimension.
-        """
-        drawn = tuple(torch.randint(size, (batch_size,), device="cpu") for size in self.shape)
-        return drawn[0] if self.ndim == 1 else drawn
-
-    @property
-    def _is_full(self) -> bool:
-        return self.num_steps == self.capacity_steps
-
-    @property
-    def _last_cursor_index(self) -> int | None:
-        """The newest time step; None if the storage is empty."""
-        return (self.end - 1) % self.capacity_steps if self.num_steps else None
-
-    @property
-    def _last_cursor(self) -> torch.Tensor | None:
-        return None if not self.num_steps else torch.tensor([self._last_cursor_index], device="cpu")
-
-    @property
-    def _mutation_revision(self) -> Version:
-        return self.version
-
-    def _attached_entities_iter(self) -> Iterator[Any]:
-        """Yield the attached objects that are called after each write."""
-        return iter(living(self.attached))
-
-
-class Storage(Direct, Stateful[StorageState]):
+class Storage(Slots, Stateful[StorageState]):
     """Slots for records ``[steps, *batch]``, with time first.
 
     Slot numbers count over the flattened time and batch dimensions. Each slot has a *generation*, which every write and
@@ -252,7 +56,7 @@ class Storage(Direct, Stateful[StorageState]):
     Generations change before the bytes do. A reader that compares generations after its fetch therefore notices every
     write that may have overlapped the fetch.
 
-    One buffer writes to a storage. Other buffers that share its lock may read it (see `Access.claim`). The storage
+    One buffer writes to a storage. Other buffers that share its lock may read it (see `claim`). The storage
     alone knows which records are stored: its first `num_steps` time steps, of which the step before `end` is the
     newest. Writers and samplers derive their state from that. A buffer therefore keeps working after a call of `set`,
     `clear` or `load_state_dict` on its storage.
@@ -266,6 +70,9 @@ class Storage(Direct, Stateful[StorageState]):
         compilable: has no effect, because compiled programs call buffers and never contain them.
         ndim: the number of batch dimensions, at least 1; the first is time.
     """
+
+    takes_one = False
+    """Whether `set` at an int takes one record of any shape. Writers of other TorchRL releases rely on that."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Allow a class that overrides `get` and `set` to omit the native methods (see `StorageAdapter`)."""
@@ -730,6 +537,172 @@ class Storage(Direct, Stateful[StorageState]):
         to_the_end(change)
         if as_saved:
             self._remember(value.content)
+
+    @abstractmethod
+    def join(self, records: list[Any], where: str) -> Any:
+        """Return a list of single records (time steps) as one batch, in the form that `prepare` takes."""
+
+    @abstractmethod
+    def prepare(self, data: Any, *, single: bool, dim_extend: int, where: str) -> Prepared:
+        """Check `data` and return it in the storage's form. The first call also fixes the schema and allocates memory.
+
+        The schema and the memory stay even if no write follows. Padding rows may be dropped (see `Prepared.kept`).
+
+        Args:
+            data: records ``[steps, *batch]``, or one time step ``[*batch]``.
+            single: whether `data` is one time step without its time dimension.
+            dim_extend: the time dimension of `data`; it is exchanged with dimension 0, unless `single` is True.
+            where: the call that error messages name.
+
+        Raises:
+            SchemaError: the data have another structure, shape or dtype. The message names the key, and nothing
+                changed.
+            InvalidTypeError: the data are of another type than the stored records, or of one that can't be stored.
+            CapacityError: the first write found too little memory or disk space. Nothing changed.
+        """
+
+    @abstractmethod
+    def prepare_selection(self, data: Any, shape: torch.Size, where: str) -> Prepared:
+        """Check records ``[*shape]`` that will be written to a selection of slots of that shape; see `prepare`."""
+
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+        """Write records to time steps that the caller chooses, without a writer.
+
+        One step, or a range of steps, that starts at `end` continues the ring. A range of all steps moves `end` to its
+        start. Any other write is a correction, also a batch at an int. It moves `end` only if the stored part grows.
+
+        After an error no record has changed, but a first call may have fixed the schema and allocated the memory.
+
+        Args:
+            cursor: an int for one record, or for records ``[steps, *batch]`` that are written from this step on. They
+                may not wrap around the end of the ring. A range, slice, list or tensor of steps names one step for each
+                record, in any order. With ``ndim > 1``, a tuple with one index for each batch dimension selects stored
+                records. The write must leave no gap after the stored steps.
+            data: the records.
+            set_cursor: False leaves `end` unchanged, unless the stored part grows.
+
+        Raises:
+            IndexRangeError: the steps are outside of the storage, or leave a gap.
+            SchemaError: the records differ from the stored ones in structure, or their number differs from the steps.
+                Padding rows don't count.
+            InvalidTypeError: `cursor` isn't an index, or the storage can't hold records of this type.
+            CapacityError: the first write found too little memory or disk space.
+        """
+        with self.guard():
+            if isinstance(cursor, tuple) and len(cursor) == self.ndim > 1:
+                slots, shape = self.slots_of(cursor)
+                self.write_slots(self.prepare_selection(data, shape, "set"), slots)
+            elif is_position(cursor):
+                self._set_at(position(cursor), data, set_cursor)
+            else:
+                data = self.join(data, "set") if isinstance(data, list) else data
+                prepared = self.prepare(data, single=False, dim_extend=0, where="set")
+                self._set_steps(steps_at(cursor, self.capacity_steps), prepared, set_cursor)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Write records to time steps; see `set`."""
+        self.set(index, value)
+
+    def _set_at(self, start: int, data: Any, set_cursor: bool) -> None:
+        single = self.takes_one or self._is_one(data)
+        prepared = self.prepare(data, single=single, dim_extend=0, where="set")
+        stop, stored = start + prepared.num_steps, self.num_steps
+        if not 0 <= start <= stored or stop > self.capacity_steps:
+            raise self._out_of_range([start, stop - 1])
+        self._set_run(start, prepared, stop, set_cursor and single and start == self.end)
+
+    def _set_steps(self, steps: torch.Tensor, prepared: Prepared, set_cursor: bool) -> None:
+        count, stored, capacity = steps.shape[0], self.num_steps, self.capacity_steps
+        if count != prepared.num_steps:
+            raise SchemaError(
+                f"set: expected {count} time steps, as many as the cursor names, got {prepared.num_steps}"
+            )
+        first, top = int(steps[0]), int(steps.max()) + 1
+        if int(steps.min()) < 0 or top > capacity or len(set(steps[steps >= stored].tolist())) < top - stored:
+            raise self._out_of_range(steps.tolist())
+        run = torch.arange(first, first + count, device="cpu") % capacity
+        if count <= capacity and torch.equal(steps, run):
+            self._set_run(first, prepared, top, set_cursor and (first == self.end or count == capacity))
+            return
+        per_step = self.rows_per_step
+        slots = (steps[:, None] * per_step + torch.arange(per_step, device="cpu")).reshape(-1)
+        if top > stored:
+            self.write_slots(prepared, slots, num_steps=top, end=top % capacity)
+        else:
+            self.write_slots(prepared, slots)
+
+    def _set_run(self, start: int, prepared: Prepared, stop: int, moves: bool) -> None:
+        """Write to the steps from `start` on, which may wrap around the end of the ring.
+
+        Args:
+            start: the first step.
+            prepared: the rows.
+            stop: the step after the highest step that is written.
+            moves: whether `end` moves behind the written steps, even if the stored part doesn't grow. If it grows,
+                `end` moves in any case.
+        """
+        count, before = prepared.num_steps, self.num_steps
+        num_new = max(stop - before, 0)
+        placement = Placement(start, count, 0, count - num_new, before + num_new, self.capacity_steps)
+        self.write(prepared, placement, None if num_new or moves else self.end)
+
+    def _out_of_range(self, steps: list[int]) -> IndexRangeError:
+        return IndexRangeError(
+            f"set: expected steps in [0, {self.capacity_steps}) that leave no gap after the {self.num_steps} steps "
+            f"stored, got steps {steps[0]} to {steps[-1]}"
+        )
+
+    def _is_one(self, data: Any) -> bool:
+        """Return whether `data` is one time step, as opposed to a batch of time steps."""
+        return True
+
+    def note_written(self, index: Any) -> None:
+        """Record a write by a foreign writer. Native storages record their writes themselves and ignore this call."""
+
+    # Methods and properties that samplers and writers of other TorchRL releases use
+
+    def _empty(self) -> None:
+        """Remove every record; see `clear`."""
+        with self.guard():
+            self.clear()
+
+    def _max_size_along_dim0(self, *, single_data: Any = None, batched_data: Any = None) -> int:
+        """Return how many time steps fit, given the first data to be written: one time step or a batch of them."""
+        data = batched_data if single_data is None else single_data
+        if not self.rows_per_step and data is not None:
+            shape = data.shape if hasattr(data, "shape") else _pytree.tree_leaves(data)[0].shape
+            batch = shape[: self.ndim - 1] if batched_data is None else shape[1 : self.ndim]
+            return self.steps_that_fit(batch)
+        return self.capacity_steps
+
+    def _rand_given_ndim(self, batch_size: int) -> Any:
+        """Return an index of `batch_size` stored transitions, drawn with repetition from torch's global generator.
+
+        With ``ndim > 1`` it is a tuple of one ``(batch_size,)`` tensor for each dimension.
+        """
+        drawn = tuple(torch.randint(size, (batch_size,), device="cpu") for size in self.shape)
+        return drawn[0] if self.ndim == 1 else drawn
+
+    @property
+    def _is_full(self) -> bool:
+        return self.num_steps == self.capacity_steps
+
+    @property
+    def _last_cursor_index(self) -> int | None:
+        """The newest time step; None if the storage is empty."""
+        return (self.end - 1) % self.capacity_steps if self.num_steps else None
+
+    @property
+    def _last_cursor(self) -> torch.Tensor | None:
+        return None if not self.num_steps else torch.tensor([self._last_cursor_index], device="cpu")
+
+    @property
+    def _mutation_revision(self) -> Version:
+        return self.version
+
+    def _attached_entities_iter(self) -> Iterator[Any]:
+        """Yield the attached objects that are called after each write."""
+        return iter(living(self.attached))
 
 
 def count_all_as_written(storage: Storage, num_steps: int) -> None:

@@ -28,160 +28,7 @@ from gleanrl.errors import (
     UnsupportedError,
 )
 
-_Self = TypeVar("_Self", bound="Access")
-
-
-class Access(Part, ABC):
-    """Reading a storage directly, and being notified of its writes; see `Storage`."""
-
-    ndim: int
-    attached: tuple[weakref.ref[Any], ...] = ()
-    """Weak references to the objects that are called after each write; see `attach`."""
-    _users: tuple[weakref.ref[Any], ...] = ()  # the buffers that use the storage
-    _written_by: weakref.ref[Any] | None = None  # the one buffer that writes
-
-    @property
-    @abstractmethod
-    def shape(self) -> torch.Size:
-        """The visible part, ``[time steps stored, *batch]``."""
-
-    @abstractmethod
-    def get(self, index: Any) -> Any:
-        """Return the records at a user's index over the visible part. The subclass defines which results are views."""
-
-    def slots_of(self, index: Any) -> tuple[torch.Tensor, torch.Size]:
-        """Return the slots that a user's index names, ``(n,)`` int64, and the selection's shape (see `slots_at`)."""
-        return slots_at(index, self.shape)
-
-    def contains(self, index: Any) -> Any:
-        """Return whether time steps are stored: a bool for an int, else a bool tensor of the shape of `index`.
-
-        Args:
-            index: an int, or integers in a tensor, list or range; negative ones count from the end. With ``ndim > 1``
-                also coordinates, in a tensor ``(..., ndim)`` with two or more dimensions, or in a tuple of `ndim`
-                integers or tensors. A tensor ``(ndim,)`` holds time steps, as in ``storage[index]``.
-        """
-        shape = self.shape
-        is_tuple = isinstance(index, tuple)
-        parts = [torch.as_tensor(part, device="cpu") for part in (index if is_tuple else (index,))]
-        positions = torch.stack(torch.broadcast_tensors(*parts), -1) if is_tuple else parts[0]
-        if is_tuple or (len(shape) > 1 < positions.ndim and positions.shape[-1] == len(shape)):
-            sizes = torch.tensor(shape[: positions.shape[-1]], device="cpu")
-            found = ((positions >= -sizes) & (positions < sizes)).all(-1)
-        else:
-            found = (positions >= -shape[0]) & (positions < shape[0])
-        return found if found.ndim else bool(found)
-
-    def __contains__(self, index: Any) -> bool:
-        """Return whether all time steps at `index` are stored; see `contains`."""
-        return bool(torch.as_tensor(self.contains(index)).all())
-
-    def __getitem__(self, index: Any) -> Any:
-        """Return the records at an index; see `get`."""
-        return self.get(index)
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the stored time steps in the order of slots (with ``ndim=1`` the records); see `get`."""
-        for step in range(self.shape[0]):
-            yield self.get(step)
-
-    def flatten(self: _Self) -> _Self | Access:
-        """Return the stored part as a storage with one batch dimension, time steps first.
-
-        A storage with one batch dimension returns itself. Otherwise the result is a full storage that shares the
-        memory. A write into either storage shows in both. Each storage counts only its own writes, so a buffer over one
-        doesn't notice writes into the other.
-
-        Raises:
-            EmptyBufferError: nothing is stored, and there are several batch dimensions.
-            UnsupportedError: there are several batch dimensions, and the storage isn't a tensor storage.
-        """
-        if self.ndim == 1:
-            return self
-        if not self.shape[0]:
-            raise EmptyBufferError("flatten: the storage is empty; write records first")
-        return self._flattened()
-
-    def _flattened(self) -> Access:
-        raise UnsupportedError(f"flatten: a {type(self).__name__} can't be flattened; use a tensor storage")
-
-    # Several buffers may use the storage. One of them may write. All others got the same lock at construction and
-    # only read.
-
-    @property
-    def owner(self) -> Any:
-        """The first buffer that uses the storage; None if there is none."""
-        return next(iter(living(self._users)), None)
-
-    def check_free(self, name: str, taker: Any) -> None:
-        """Raise `InvalidArgumentError` if another buffer than `taker` uses the storage."""
-        other_buffers = [buffer for buffer in living(self._users) if buffer is not taker]
-        if other_buffers:
-            raise owned_elsewhere(name, self, other_buffers[0])
-
-    def join_buffer(self, owner: Any, gate: BufferLock) -> None:
-        """Register `owner`, a buffer with the lock `gate`. All buffers of a storage share one lock."""
-        users = [buffer for buffer in living(self._users) if buffer is not owner]
-        self._users = tuple(weakref.ref(buffer) for buffer in (*users, owner))
-        super().join_buffer(owner, gate)
-
-    def leave_buffer(self, owner: Any) -> None:
-        """Unregister `owner`, which also gives up its claim to write. The last buffer releases the lock."""
-        self._users = tuple(weakref.ref(buffer) for buffer in living(self._users) if buffer is not owner)
-        if self._written_by is not None and self._written_by() is owner:
-            self._written_by = None
-        if not self._users:
-            super().leave_buffer(owner)
-
-    def claim(self, buffer: Any) -> None:
-        """Make `buffer` the only buffer that may write.
-
-        Raises:
-            UnsupportedError: another buffer, which is still in use, has written to the storage.
-        """
-        writer = None if self._written_by is None else self._written_by()
-        if writer is not None and writer is not buffer:
-            raise UnsupportedError(
-                f"this {type(self).__name__} is written through another {type(writer).__name__}, and only one of the "
-                "buffers that share a storage may write: write through that buffer, or delete it first"
-            )
-        self._written_by = weakref.ref(buffer)
-
-    def attach(self, buffer: Any) -> None:
-        """Call ``buffer.mark_update(index)`` after every write from now on, but not after `clear` or a load.
-
-        The buffer of the storage needs no call, because it learns of writes from the version. The call is made by the
-        writing thread, under the lock of the storage's buffer. The object is held weakly, and copies of the storage
-        don't call it. An object that is attached already isn't attached twice.
-
-        Args:
-            buffer: an object with `mark_update`; the index has the form that `extend` returns, ``(n,)`` int64 slots or
-                ``(n, ndim)`` coordinates.
-
-        Raises:
-            InvalidTypeError: the object has no `mark_update`.
-        """
-        if not callable(getattr(buffer, "mark_update", None)):
-            raise InvalidTypeError(f"attach: expected an object with mark_update(index), got {buffer!r}")
-        attached = living(self.attached)
-        if all(one is not buffer for one in attached):
-            self.attached = tuple(weakref.ref(one) for one in (*attached, buffer))
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state for a pickle, without attached objects.
-
-        Raises:
-            UnsupportedError: the pickle is for a process that is being spawned.
-        """
-        if proc.is_spawning():
-            raise UnsupportedError(
-                f"this {type(self).__name__} can't be sent to a process that is spawned: its records aren't shared "
-                "between processes, so each process would write to a private copy. Use a buffer with shared=True, send "
-                "state_dict(), or make the buffer in the new process (a buffer with delayed_init=True that wasn't used "
-                "yet can be sent)"
-            )
-        transient = ("attached", "open_snapshots")
-        return {name: value for name, value in super().__getstate__().items() if name not in transient}
+_Self = TypeVar("_Self", bound="Slots")
 
 
 def living(references: tuple[weakref.ref[Any], ...]) -> list[Any]:
@@ -189,7 +36,7 @@ def living(references: tuple[weakref.ref[Any], ...]) -> list[Any]:
     return [found for reference in references if (found := reference()) is not None]
 
 
-def announce(storage: Access, slots: torch.Tensor) -> None:
+def announce(storage: Slots, slots: torch.Tensor) -> None:
     """Call `mark_update` of the objects attached to a storage, after a write to `slots`, ``(n,)`` int64."""
     index = slots
     if storage.ndim > 1:
@@ -275,13 +122,18 @@ class Generations:
 UNBOUNDED = 2**63 - 1  # the size of a storage without a limit
 
 
-class Slots(Access, Versioned):
+class Slots(Part, Versioned, ABC):
     """A ring of time steps, ``[steps, *batch]`` slots, with a generation for each slot and a change log.
 
     Args:
         max_size: the number of transitions that fit, at least 1; `UNBOUNDED` for any number.
         ndim: the number of batch dimensions, at least 1; the first is time.
     """
+
+    attached: tuple[weakref.ref[Any], ...] = ()
+    """Weak references to the objects that are called after each write; see `attach`."""
+    _users: tuple[weakref.ref[Any], ...] = ()  # the buffers that use the storage
+    _written_by: weakref.ref[Any] | None = None  # the one buffer that writes
 
     def __init__(self, max_size: int, ndim: int = 1) -> None:
         self.ndim = positive("ndim", ndim)
@@ -419,3 +271,141 @@ class Slots(Access, Versioned):
         """Restore from a pickle or a deep copy. The content gets a new version."""
         self.__dict__.update(state)
         self.change_log = ChangeLog(self.change_log.version)
+
+    @abstractmethod
+    def get(self, index: Any) -> Any:
+        """Return the records at a user's index over the visible part. The subclass defines which results are views."""
+
+    def slots_of(self, index: Any) -> tuple[torch.Tensor, torch.Size]:
+        """Return the slots that a user's index names, ``(n,)`` int64, and the selection's shape (see `slots_at`)."""
+        return slots_at(index, self.shape)
+
+    def contains(self, index: Any) -> Any:
+        """Return whether time steps are stored: a bool for an int, else a bool tensor of the shape of `index`.
+
+        Args:
+            index: an int, or integers in a tensor, list or range; negative ones count from the end. With ``ndim > 1``
+                also coordinates, in a tensor ``(..., ndim)`` with two or more dimensions, or in a tuple of `ndim`
+                integers or tensors. A tensor ``(ndim,)`` holds time steps, as in ``storage[index]``.
+        """
+        shape = self.shape
+        is_tuple = isinstance(index, tuple)
+        parts = [torch.as_tensor(part, device="cpu") for part in (index if is_tuple else (index,))]
+        positions = torch.stack(torch.broadcast_tensors(*parts), -1) if is_tuple else parts[0]
+        if is_tuple or (len(shape) > 1 < positions.ndim and positions.shape[-1] == len(shape)):
+            sizes = torch.tensor(shape[: positions.shape[-1]], device="cpu")
+            found = ((positions >= -sizes) & (positions < sizes)).all(-1)
+        else:
+            found = (positions >= -shape[0]) & (positions < shape[0])
+        return found if found.ndim else bool(found)
+
+    def __contains__(self, index: Any) -> bool:
+        """Return whether all time steps at `index` are stored; see `contains`."""
+        return bool(torch.as_tensor(self.contains(index)).all())
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the records at an index; see `get`."""
+        return self.get(index)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the stored time steps in the order of slots (with ``ndim=1`` the records); see `get`."""
+        for step in range(self.shape[0]):
+            yield self.get(step)
+
+    def flatten(self: _Self) -> _Self | Slots:
+        """Return the stored part as a storage with one batch dimension, time steps first.
+
+        A storage with one batch dimension returns itself. Otherwise the result is a full storage that shares the
+        memory. A write into either storage shows in both. Each storage counts only its own writes, so a buffer over one
+        doesn't notice writes into the other.
+
+        Raises:
+            EmptyBufferError: nothing is stored, and there are several batch dimensions.
+            UnsupportedError: there are several batch dimensions, and the storage isn't a tensor storage.
+        """
+        if self.ndim == 1:
+            return self
+        if not self.shape[0]:
+            raise EmptyBufferError("flatten: the storage is empty; write records first")
+        return self._flattened()
+
+    def _flattened(self) -> Slots:
+        raise UnsupportedError(f"flatten: a {type(self).__name__} can't be flattened; use a tensor storage")
+
+    # Several buffers may use the storage. One of them may write. All others got the same lock at construction and
+    # only read.
+
+    @property
+    def owner(self) -> Any:
+        """The first buffer that uses the storage; None if there is none."""
+        return next(iter(living(self._users)), None)
+
+    def check_free(self, name: str, taker: Any) -> None:
+        """Raise `InvalidArgumentError` if another buffer than `taker` uses the storage."""
+        other_buffers = [buffer for buffer in living(self._users) if buffer is not taker]
+        if other_buffers:
+            raise owned_elsewhere(name, self, other_buffers[0])
+
+    def join_buffer(self, owner: Any, gate: BufferLock) -> None:
+        """Register `owner`, a buffer with the lock `gate`. All buffers of a storage share one lock."""
+        users = [buffer for buffer in living(self._users) if buffer is not owner]
+        self._users = tuple(weakref.ref(buffer) for buffer in (*users, owner))
+        super().join_buffer(owner, gate)
+
+    def leave_buffer(self, owner: Any) -> None:
+        """Unregister `owner`, which also gives up its claim to write. The last buffer releases the lock."""
+        self._users = tuple(weakref.ref(buffer) for buffer in living(self._users) if buffer is not owner)
+        if self._written_by is not None and self._written_by() is owner:
+            self._written_by = None
+        if not self._users:
+            super().leave_buffer(owner)
+
+    def claim(self, buffer: Any) -> None:
+        """Make `buffer` the only buffer that may write.
+
+        Raises:
+            UnsupportedError: another buffer, which is still in use, has written to the storage.
+        """
+        writer = None if self._written_by is None else self._written_by()
+        if writer is not None and writer is not buffer:
+            raise UnsupportedError(
+                f"this {type(self).__name__} is written through another {type(writer).__name__}, and only one of the "
+                "buffers that share a storage may write: write through that buffer, or delete it first"
+            )
+        self._written_by = weakref.ref(buffer)
+
+    def attach(self, buffer: Any) -> None:
+        """Call ``buffer.mark_update(index)`` after every write from now on, but not after `clear` or a load.
+
+        The buffer of the storage needs no call, because it learns of writes from the version. The call is made by the
+        writing thread, under the lock of the storage's buffer. The object is held weakly, and copies of the storage
+        don't call it. An object that is attached already isn't attached twice.
+
+        Args:
+            buffer: an object with `mark_update`; the index has the form that `extend` returns, ``(n,)`` int64 slots or
+                ``(n, ndim)`` coordinates.
+
+        Raises:
+            InvalidTypeError: the object has no `mark_update`.
+        """
+        if not callable(getattr(buffer, "mark_update", None)):
+            raise InvalidTypeError(f"attach: expected an object with mark_update(index), got {buffer!r}")
+        attached = living(self.attached)
+        if all(one is not buffer for one in attached):
+            self.attached = tuple(weakref.ref(one) for one in (*attached, buffer))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for a pickle, without attached objects.
+
+        Raises:
+            UnsupportedError: the pickle is for a process that is being spawned.
+        """
+        if proc.is_spawning():
+            raise UnsupportedError(
+                f"this {type(self).__name__} can't be sent to a process that is spawned: its records aren't shared "
+                "between processes, so each process would write to a private copy. Use a buffer with shared=True, send "
+                "state_dict(), or make the buffer in the new process (a buffer with delayed_init=True that wasn't used "
+                "yet can be sent)"
+            )
+        transient = ("attached", "open_snapshots")
+        return {name: value for name, value in super().__getstate__().items() if name not in transient}
