@@ -67,7 +67,7 @@ class Critic(nn.Module):
         return torch.stack([net(both) for net in self.nets])
 
 
-def act(policy: nn.Module, observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def act(policy, observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return random actions with gradients, and their log-probabilities, both (B, 1)."""
     drawn = Normal(*policy[0].module(observation))
     raw = drawn.rsample()
@@ -79,7 +79,7 @@ def act(policy: nn.Module, observation: torch.Tensor) -> tuple[torch.Tensor, tor
 class Learner:
     """Updates policy, critic and temperature."""
 
-    def __init__(self, policy: nn.Module, lr: float) -> None:
+    def __init__(self, policy: ProbabilisticTensorDictSequential, lr: float) -> None:
         self.policy, self.critic = policy, Critic()
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
         self.log_alpha = torch.zeros((), requires_grad=True)

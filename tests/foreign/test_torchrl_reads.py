@@ -104,7 +104,9 @@ def test_exploration_is_drawn_for_each_agent_without_group_reads():
         if not known:
             explore.register_forward_hook(lambda *_: None)
         policy = TensorDictSequential(values, pick, explore)
-        collector = SyncDataCollector(Team(choices), policy, frames_per_batch=400, total_frames=400)
+        collector = SyncDataCollector(
+            Team(choices), policy, frames_per_batch=400, total_frames=400, policy_backend="torch"
+        )
         drawn.append((next(iter(collector))["agents", "action"] != 0).sum(-1).flatten().bincount())
     assert torch.equal(*drawn)
     assert len(drawn[0]) == 4
@@ -147,5 +149,8 @@ def test_batches_do_not_depend_on_known_reads(make_policy):
         if not known:
             policy.register_forward_hook(lambda *_: None)
             assert reads_of(members_of(policy, torch.Size([]))) is None
-        batches.append(torch.cat([*SyncDataCollector(env, policy, frames_per_batch=20, total_frames=60)]))
+        collector = SyncDataCollector(
+            env, policy, frames_per_batch=20, total_frames=60, policy_backend="torch"
+        )
+        batches.append(torch.cat([*collector]))
     assert bool((batches[0] == batches[1]).all())

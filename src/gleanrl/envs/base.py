@@ -143,6 +143,13 @@ class EnvBase(SpecProperties, TellingModule, metaclass=EnvType):
         """
         return not self.any_size
 
+    @batch_locked.setter
+    def batch_locked(self, locked: bool) -> None:
+        raise UnsupportedError(
+            f"batch_locked is a read-only property, {self.batch_locked} for this {type(self).__name__}; a class whose "
+            "environments take any batch size declares batch_locked = False in its body"
+        )
+
     @property
     def was_closed(self) -> bool:
         """Whether the environment was closed.
@@ -402,13 +409,6 @@ class EnvBase(SpecProperties, TellingModule, metaclass=EnvType):
         for role, spec in learn_specs(self, policy, start, keys).items():
             setattr(self, f"full_{role}_spec", spec)
         return self
-
-    @batch_locked.setter
-    def batch_locked(self, locked: bool) -> None:
-        raise UnsupportedError(
-            f"batch_locked is a read-only property, {self.batch_locked} for this {type(self).__name__}; a class whose "
-            "environments take any batch size declares batch_locked = False in its body"
-        )
 
     # -------------------------------------------------------- for subclasses
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
