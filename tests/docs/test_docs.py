@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")])
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
-OPTIONAL = {"ale_py", "minari", "mujoco", "ray", "stable_baselines3", "tensorboard", "torchrl"}
+OPTIONAL = {"ale_py", "minari", "mujoco", "ray", "stable_baselines3", "tensorboard", "torchrl", "wandb"}
 """Packages that an example may need and that an environment of the tests may lack."""
 WIDTH = 88
 ALL = float(os.environ.get("GLEANRL_CHAOS", 0)) >= 1
@@ -149,6 +149,21 @@ def test_links_lead_somewhere(page):
 def test_every_page_is_in_the_navigation():
     listed = set(re.findall(r"^\s*- .+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M))
     assert listed == {p.relative_to(DOCS).as_posix() for p in DOCS.rglob("*.md")}
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["framestack", "GAE", "SB3", "CleanRL", "Minari", "D4RL", "LeRobot", "wandb", "Jupyter", "Windows"],
+)
+def test_readers_find_the_words_of_other_libraries(word):
+    """The search of the site matches whole words."""
+    pattern = re.compile(rf"\b{word}\b", re.IGNORECASE)
+    assert [page.name for page in DOCS.glob("*.md") if pattern.search(page.read_text())]
+
+
+def test_the_gallery_shows_every_example():
+    shown = set(re.findall(r"`(\w+\.py)`", (DOCS / "examples.md").read_text()))
+    assert shown == {path.name for path in (ROOT / "examples").glob("*.py")}
 
 
 def test_a_false_page_is_found(tmp_path):
