@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 import torch
 
+from gleanrl.collectors import SyncDataCollector
 from gleanrl.compat import binding
 from gleanrl.compat.names import UnservedKeyword
 from gleanrl.data import (
@@ -20,10 +21,11 @@ from gleanrl.data import (
     RandomSampler,
     ReplayBuffer,
     SliceSampler,
+    TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
 )
 from gleanrl.envs import GymEnv, VecNorm
-from gleanrl.errors import InvalidArgumentError, UnservedKeywordError
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnservedKeywordError
 
 
 class Oven:
@@ -81,6 +83,26 @@ def test_an_unknown_keyword_raises_with_the_nearest_known_one(checked):
         checked(Oven)(minute=3)
     with pytest.raises(TypeError, match="'xyz'; it takes minutes, temperature"):
         checked(Oven)(xyz=3)
+
+
+@pytest.mark.parametrize(
+    ("call", "written"),
+    [
+        (lambda: ReplayBuffer(1000), r"ReplayBuffer\(storage=LazyTensorStorage\(1000\), "),
+        (lambda: ReplayBuffer(LazyTensorStorage(9)), r"ReplayBuffer\(storage=\.\.\., "),
+        (lambda: TensorDictReplayBuffer(9), r"TensorDictReplayBuffer\(storage=LazyTensorStorage\(9\)"),
+        (lambda: PrioritizedReplayBuffer(9, alpha=0.7), r"\(storage=LazyTensorStorage\(9\)"),
+        (lambda: SyncDataCollector(None, None, 200), r"SyncDataCollector\(\.\.\., frames_per_batch=200, "),
+    ],
+)
+def test_surplus_positional_arguments_are_written_by_keyword(call, written):
+    with pytest.raises(InvalidTypeError, match=f"only taken by keyword.*write .*{written}"):
+        call()
+
+
+def test_surplus_positional_arguments_without_advice_raise_as_in_python(checked):
+    with pytest.raises(TypeError, match="takes from 1 to 2 positional arguments but 3 were given"):
+        checked(Oven)(1, 2)
 
 
 def test_public_classes_keep_signature_and_pickling():

@@ -8,6 +8,7 @@ A *path* is a tuple of strings, for example ``("next", "reward")``.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -68,6 +69,13 @@ def key_argument(name: str, key: Any) -> Path:
 def as_key(path: Path) -> NestedKey:
     """Return the shortest spelling of `path`: a string for one level, the tuple itself for more levels."""
     return path[0] if len(path) == 1 else path
+
+
+def did_you_mean(key: NestedKey, keys: Iterable[NestedKey]) -> str:
+    """Return ``"; did you mean ...?"`` with the most similar one of `keys`, or "" if none is similar."""
+    spelled = {".".join(as_path(one)): one for one in keys}
+    found = difflib.get_close_matches(".".join(as_path(key)), list(spelled), n=1)
+    return f"; did you mean {spelled[found[0]]!r}?" if found else ""
 
 
 def iter_leaves(batch: Any, prefix: Path = (), dims: int | None = None) -> Iterator[tuple[Path, Leaf]]:
@@ -425,7 +433,9 @@ class TensorDictBuilder:
         if extra:
             parts.append(f"unexpected {[as_key(path) for path in extra]}")
         expected = [as_key(path) for path in self.paths]
-        raise SchemaError(f"{where}: {' and '.join(parts)}; the keys were fixed as {expected}")
+        hints = [did_you_mean(as_key(path), [as_key(one) for one in missing]) for path in extra]
+        hint = next(filter(None, hints), "")
+        raise SchemaError(f"{where}: {' and '.join(parts)}; the keys were fixed as {expected}{hint}")
 
 
 class _Node:

@@ -6,15 +6,15 @@ an unknown keyword it suggests the most similar one.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import inspect
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from gleanrl._arrays.tensordicts import did_you_mean
 from gleanrl._util import is_ours
-from gleanrl.compat.names import ALIASES, KEYWORDS, UNSERVED_KEYWORDS, UnservedKeyword
+from gleanrl.compat.names import ALIASES, KEYWORDS, POSITIONAL, UNSERVED_KEYWORDS, UnservedKeyword
 from gleanrl.compat.unserved import refuse_members, unserved_name
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnservedKeywordError, UnservedMemberError
 
@@ -29,7 +29,7 @@ def check_keywords(subject: Any) -> None:
     A row of the tables applies to a class and its subclasses.
 
     The wrapped constructor raises `InvalidArgumentError` if two names of one keyword are given, `UnservedKeywordError`
-    for an unserved keyword, and `InvalidTypeError` for an unknown one.
+    for an unserved keyword, and `InvalidTypeError` for an unknown one or for too many positional arguments.
     """
     if not isinstance(subject, type):
         return
@@ -41,11 +41,15 @@ def check_keywords(subject: Any) -> None:
     kinds = inspect.signature(init).parameters.values()
     known = frozenset(kind.name for kind in kinds if kind.kind not in (kind.VAR_KEYWORD, kind.VAR_POSITIONAL))
     takes_any = any(kind.kind == kind.VAR_KEYWORD for kind in kinds)
+    most = sum(kind.kind in (kind.POSITIONAL_ONLY, kind.POSITIONAL_OR_KEYWORD) for kind in kinds) - 1
+    limited = all(kind.kind != kind.VAR_POSITIONAL for kind in kinds)
 
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **keywords: Any) -> None:
         # pytest and IPython hide this frame. Other tracebacks show the last line of this function with its comment
         __tracebackhide__ = True
+        if limited and len(args) > most and (error := _surplus(type(self), args[most], most + 1)):
+            raise error
         if not keywords.keys() <= known:
             name = type(self).__name__
             keywords = _translated(name, keywords, _rows(KEYWORDS, type(self)))
@@ -91,13 +95,27 @@ def _asks_for_nothing(value: Any, off: Any) -> bool:
 def _refuse_unknown(name: str, keywords: dict[str, Any], known: frozenset[str]) -> None:
     for key in keywords:
         if key not in known:
-            matches = difflib.get_close_matches(key, sorted(known - {"self"}), n=1)
-            hint = (
-                f"; did you mean {matches[0]!r}?"
-                if matches
-                else f"; it takes {', '.join(sorted(known - {'self'}))}"
-            )
+            names = sorted(known - {"self"})
+            hint = did_you_mean(key, names) or f"; it takes {', '.join(names)}"
             raise InvalidTypeError(f"{name}.__init__() got an unexpected keyword argument {key!r}{hint}")
+
+
+def _surplus(cls: type[Any], value: Any, number: int) -> InvalidTypeError | None:
+    """Return the error for a surplus positional argument, which says how to write it; None without a table row.
+
+    Args:
+        cls: the class that is constructed.
+        value: the argument.
+        number: its position, from 1.
+    """
+    for keyword, form in _rows(POSITIONAL, cls).items():
+        plain = isinstance(value, (int, float))
+        got, written = (repr(value), form.format(value)) if plain else (type(value).__name__, "...")
+        return InvalidTypeError(
+            f"{cls.__name__}: argument {number} is only taken by keyword, got {got} by position; write "
+            f"{cls.__name__}({'..., ' if number > 1 else ''}{keyword}={written}, ...)"
+        )
+    return None
 
 
 def bind(module: str, namespace: dict[str, Any]) -> None:

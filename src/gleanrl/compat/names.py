@@ -165,6 +165,12 @@ KEYWORDS: dict[str, dict[str, str]] = {
     "WorkersCollector": {"replay_buffer_chunk": "extend_buffer"},
 }
 
+# The keyword for a surplus positional argument, and how to write a number there: {"class": {"keyword": "form"}}.
+POSITIONAL: dict[str, dict[str, str]] = {
+    "ConfiguredCollector": {"frames_per_batch": "{}"},
+    "ReplayBuffer": {"storage": "LazyTensorStorage({})"},
+}
+
 # Keywords of public constructors that aren't served: {"class": {"keyword": advice}}.
 _COLLECTOR_KEYWORDS = {
     "auto_register_policy_transforms": UnservedKeyword(

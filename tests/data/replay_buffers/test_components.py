@@ -153,6 +153,11 @@ def test_a_refused_storage_stays_unbounded():
     assert refused.max_size == size != 10
 
 
+def test_a_number_as_storage_names_the_storage_to_write():
+    with pytest.raises(InvalidArgumentError, match=r"got 1000; write LazyTensorStorage\(1000\)"):
+        ReplayBuffer(storage=1000)
+
+
 @pytest.mark.parametrize("part", ["storage", "sampler", "writer"])
 def test_values_that_are_no_part_are_refused(part):
     with pytest.raises(InvalidArgumentError, match=f"{part}: expected a "):

@@ -26,6 +26,7 @@ from gleanrl.errors import (
     IndexRangeError,
     InvalidArgumentError,
     InvalidTypeError,
+    MissingKeyError,
     SchemaError,
     UnsupportedError,
 )
@@ -212,6 +213,22 @@ def test_a_replacement_that_fails_changes_nothing(index, value, error):
     with pytest.raises(error):
         buffer[index] = value
     assert fingerprint(buffer.state_dict()) == before
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, ListStorage])
+def test_a_misspelled_key_names_the_similar_one(storage):
+    rb = ReplayBuffer(storage=storage(10), batch_size=2)
+    rb.extend(rows(4))
+    with pytest.raises(MissingKeyError, match=r"there are .*; did you mean \('next', 'done'\)\?"):
+        rb["next", "dnoe"]
+    if storage is ListStorage:  # records of a list may differ
+        return
+    with pytest.raises(SchemaError, match=r"unexpected \['done'\].*; did you mean \('next', 'done'\)\?"):
+        rb.extend(TensorDict({"t": torch.arange(2), "done": torch.zeros(2, 1, dtype=torch.bool)}, [2]))
+    with pytest.raises(MissingKeyError, match=r"keys: .*; did you mean \('next', 'done'\)\?"):
+        rb.sample(keys=[("nxt", "done")])
+    with pytest.raises(MissingKeyError, match=r"there are \['t', \('next', 'done'\)\]$"):
+        rb["reward"]
 
 
 def test_columns_need_tensordicts():

@@ -145,7 +145,8 @@ class Parts(Stateful[PartsState]):
     def _check(self, name: str, part: Any, shared: bool = False) -> None:
         """Raise `InvalidArgumentError` if `part` has the wrong type or, unless `shared`, another owner."""
         if not isinstance(part, _KINDS[name]):
-            raise InvalidArgumentError(f"{name}: expected a {_KINDS[name].__name__}, got {part!r}")
+            hint = f"; write LazyTensorStorage({part})" if name == "storage" and isinstance(part, int) else ""
+            raise InvalidArgumentError(f"{name}: expected a {_KINDS[name].__name__}, got {part!r}{hint}")
         if not shared:
             part.check_free(name, None if self._owner is None else self._owner())
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from gleanrl._arrays.tensordicts import NestedKey, as_key, as_path
+from gleanrl._arrays.tensordicts import NestedKey, as_key, as_path, did_you_mean
 from gleanrl._state.rng import OwnedTorchGenerator
 from gleanrl._state.state import Stateful
 from gleanrl._util import is_ours, overridden
@@ -91,9 +91,10 @@ def paired(
 
 def missing_key(transform: Any, key: NestedKey, record: Record) -> MissingKeyError:
     """Return the error for a `record` without `key`, which a transform needs."""
+    names = sorted(map(str, record.keys()))
+    hint = did_you_mean(key, names)
     return MissingKeyError(
-        f"{type(transform).__name__}: key {key!r} not found among {sorted(map(str, record.keys()))}; correct the "
-        "transform's keys"
+        f"{type(transform).__name__}: key {key!r} not found among {names}; correct the transform's keys{hint}"
     )
 
 

@@ -8,8 +8,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from tensordict import is_tensorclass
+from tensordict import is_tensor_collection, is_tensorclass
 
+from gleanrl._arrays.tensordicts import did_you_mean
 from gleanrl.errors import IndexRangeError, InvalidTypeError, MissingKeyError
 
 Basic: TypeAlias = int | slice
@@ -195,7 +196,9 @@ def column_of(records: Any, key: Any) -> Any:
         # Indexing a tensorclass accepts positions only, so it is converted first.
         return records.to_tensordict(retain_none=False)[key] if is_tensorclass(records) else records[key]
     except KeyError as cause:
-        raise MissingKeyError(f"{key!r} isn't stored") from cause
+        stored = records.keys(True, True) if is_tensor_collection(records) else records
+        keys = [one for one in stored if is_key(one)]
+        raise MissingKeyError(f"{key!r} isn't stored; there are {keys}{did_you_mean(key, keys)}") from cause
 
 
 def is_position(index: Any) -> bool:

@@ -21,7 +21,15 @@ from torch.utils import _pytree
 
 from gleanrl._arrays.ragged import Leaf
 from gleanrl._arrays.schema import Field, Schema
-from gleanrl._arrays.tensordicts import NestedKey, Path, as_key, check_uniform, iter_leaves, key_argument
+from gleanrl._arrays.tensordicts import (
+    NestedKey,
+    Path,
+    as_key,
+    check_uniform,
+    did_you_mean,
+    iter_leaves,
+    key_argument,
+)
 from gleanrl.data.replay_buffers.storages.record_format import (
     Builder,
     RecordFormat,
@@ -125,9 +133,9 @@ class TensorDictFormat(RecordFormat):
         for path in (key_argument("keys", key) for key in keys):
             found = [leaf for leaf in self.schema.paths if leaf[: len(path)] == path]
             if not found:
-                raise MissingKeyError(
-                    f"keys: {as_key(path)!r} isn't stored; there are {[as_key(p) for p in self.schema.paths]}"
-                )
+                stored = [as_key(leaf) for leaf in self.schema.paths]
+                hint = did_you_mean(as_key(path), stored)
+                raise MissingKeyError(f"keys: {as_key(path)!r} isn't stored; there are {stored}{hint}")
             chosen.update(dict.fromkeys(found))
         if not chosen:
             raise InvalidArgumentError("keys: expected at least one key, got none; None stands for all")
