@@ -195,6 +195,8 @@ class TestRefused:
             PolicyError, match=r"\['goal'\] aren't offered.*'observation'.*\('robot', 'clock'\)"
         ):
             self.act(self.module(torch.add, ["observation", "goal"]))
+        with pytest.raises(PolicyError, match="'obsrvation'.*; did you mean 'observation'"):
+            self.act(self.module(torch.neg, ["obsrvation"]))
 
     def test_missing_action_is_refused(self) -> None:
         with pytest.raises(PolicyError, match="a tensor under 'action', got nothing"):

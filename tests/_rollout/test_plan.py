@@ -16,6 +16,7 @@ from gleanrl._rollout.actors import PolicyActor, RandomActor
 from gleanrl._rollout.loop import collect
 from gleanrl._rollout.plan import action_fields, plan_rollout
 from gleanrl._rollout.policies import RandomPolicy
+from gleanrl.collectors import SyncDataCollector
 from gleanrl.envs import ParallelEnv
 from gleanrl.errors import EnvironmentContractError, EnvironmentFailure, PolicyError
 from tests.fakes import Script
@@ -246,6 +247,40 @@ class TestRefused:
     def test_invalid_policies_are_refused(self, policy: Any, message: str, act_now: bool) -> None:
         with pytest.raises(PolicyError, match=message):
             plan_rollout(CountingEnv(LONG), policy, act_now=act_now)
+
+    @pytest.mark.parametrize("act_now", [False, True])
+    @pytest.mark.parametrize(
+        ("policy", "name"),
+        [
+            (nn.Linear(5, 2), "Linear"),
+            (nn.Sequential(nn.Linear(5, 2)), "Sequential"),
+            (nn.Linear(3, 2).double(), "Linear"),
+            (lambda td: td.set("action", td["observation"] @ torch.ones(5, 2)), "<lambda>"),
+            (TensorDictModule(nn.Linear(5, 2), ["observation"], ["action"]), "Linear"),
+            (TensorDictModule(nn.Linear(5, 2), ["observation"], ["action", "value"]), "Linear"),
+        ],
+    )
+    def test_a_policy_of_the_wrong_width_is_named_with_its_input(
+        self, policy: Any, name: str, act_now: bool
+    ) -> None:
+        with pytest.raises(
+            PolicyError, match=rf"policy: {name} raised mat.*'observation' \(3,\) float32"
+        ) as caught:
+            CountingEnv(LONG).rollout(2, policy) if act_now else next(
+                iter(SyncDataCollector(CountingEnv(LONG), policy, frames_per_batch=2))
+            )
+        assert type(caught.value.__cause__) is RuntimeError
+
+    def test_other_errors_of_a_policy_are_raised_unchanged(self) -> None:
+        class Own(RuntimeError):
+            pass
+
+        def policy(observation: torch.Tensor) -> torch.Tensor:
+            raise Own("mine")
+
+        for act in (partial(plan_rollout, CountingEnv(LONG)), partial(CountingEnv(LONG).rollout, 2)):
+            with pytest.raises(Own, match="^mine$"):
+                act(policy)
 
     def test_failing_first_reset_is_explained(self) -> None:
         with pytest.raises(EnvironmentContractError, match="environment 0 .StillDoneEnv.*returned done"):

@@ -23,6 +23,7 @@ from tests.fakes_base import CountingEnv, TwoActionEnv
 from tests.fakes_masks import ENCODINGS, SOURCES, MaskedEnv, check_allowed, chosen, masked
 
 ONE, TWO, NESTED = ["observation"], ["place", "clock"], [("robot", "pose")]
+GROUPS = ["goal", ("arm", "goal"), ("arm", "angle"), ("arm", "speed"), ("leg", "angle")]
 
 
 @tensorclass
@@ -119,7 +120,12 @@ WRAPPED: list[tuple[Any, Any, Any, Any]] = [
     (lambda anything: anything, ONE, ["observation"], None),
     (lambda anything, scale=1.0: anything, ONE, ["observation"], None),
     (lambda *args: args[0], ONE, ["observation"], None),
-    (lambda pose: pose, NESTED, [("robot", "pose")], None),
+    (lambda anything: anything, NESTED, [("robot", "pose")], None),
+    (lambda pose: pose, NESTED, [("robot", "pose")], ["pose"]),
+    (lambda robot: robot["pose"], NESTED, ["robot"], ["robot"]),
+    (lambda robot, /: robot["pose"], NESTED, ["robot"], None),
+    (lambda goal, speed: goal, GROUPS, ["goal", ("arm", "speed")], ["goal", "speed"]),
+    (lambda arm, leg: arm["angle"], GROUPS, ["arm", "leg"], ["arm", "leg"]),
     (tensor, ONE, ["observation"], None),
     (unknown, ONE, ["observation"], None),
     (Method().act, ONE, ["observation"], ["observation"]),
@@ -161,6 +167,8 @@ REFUSED: list[tuple[Any, Any, type[BaseException], str]] = [
     (lambda a, b: 0, ONE, InvalidTypeError, "'a', 'b'"),
     (lambda *args: 0, TWO, InvalidTypeError, "args"),
     (lambda pose, goal: 0, NESTED, InvalidTypeError, "pose"),
+    (lambda angle: 0, GROUPS, InvalidTypeError, "'angle'.*name the parameters goal, arm, speed, leg, or"),
+    (lambda gaol, speed: 0, GROUPS, InvalidTypeError, "did you mean 'goal'"),
     (KeyedOne(), ONE, PolicyError, "KeyedOne.*TensorDictModuleBase"),
     (KeyedTwo(), ONE, InvalidTypeError, "KeyedTwo.*TensorDictModuleBase"),
 ]

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
 
 from gleanrl._arrays.block import Block
 from gleanrl._arrays.dlpack import EXCHANGE
@@ -22,6 +23,7 @@ from gleanrl._arrays.tensordicts import (
     Path,
     TensorDictBuilder,
     as_key,
+    did_you_mean,
     empty_groups,
     flatten,
     group_at,
@@ -250,7 +252,8 @@ class PolicyActor:
 
         Raises:
             PolicyError: if the policy's modules read an entry that the environment doesn't offer. The returned function
-                raises it if outputs don't fit, or the policy changed its input.
+                raises it if outputs don't fit, the policy changed its input, or torch can't compute it (see
+                `explain_input`).
         """
         members, compiler = self._members(), self._compiler
         if self.native is not None:
@@ -275,7 +278,12 @@ class PolicyActor:
 
         def act(t: int) -> None:
             first, self._first = self._first, None
-            values = call(t) if first is None else first
+            try:
+                values = call(t) if first is None else first
+            except RuntimeError as cause:
+                paths = self.seen or self._layout.roots
+                explain_input(self._policy, {path: block.schema[path] for path in paths}, cause)
+                raise
             write(t, values)
 
         return act
@@ -326,9 +334,10 @@ class PolicyActor:
             return False  # a group is read or written as a whole: a path is a prefix of another
         unknown = [path for path in reads if path not in self._layout.roots]
         if any(path not in made for path in unknown):
+            keys, offered = ([as_key(path) for path in paths] for paths in (unknown, self._layout.roots))
+            hint = did_you_mean(keys[0], offered)
             raise PolicyError(
-                f"policy: in_keys {[as_key(path) for path in unknown]} aren't offered by the environment, "
-                f"which has {[as_key(path) for path in self._layout.roots]}"
+                f"policy: in_keys {keys} aren't offered by the environment, which has {offered}{hint}"
             )
         return not unknown  # otherwise it reads its own output from the previous row
 
@@ -500,6 +509,29 @@ def _changed_input(
         f"policy: it changed its input {changed} in place at step {t} of the batch, which would falsify the record; "
         "use operations that make new tensors (a first layer without inplace=True)"
     )
+
+
+def explain_input(policy: Any, inputs: Mapping[Path, Field], cause: RuntimeError) -> None:
+    """Raise an error with the inputs of a policy that torch can't compute, for example because of its width.
+
+    Args:
+        policy: the user's policy, or a module that wraps it.
+        inputs: the fields that it reads, without batch dimensions.
+        cause: the error of its call. Nothing is raised for a subclass of RuntimeError, which is no error of shapes.
+
+    Raises:
+        PolicyError: with `cause` as its cause.
+    """
+    if type(cause) is not RuntimeError:
+        return
+    while type(policy) is TensorDictModule:
+        policy = policy.module
+    name = getattr(policy, "__name__", type(policy).__name__)
+    fields = ", ".join(f"{as_key(path)!r} {field}" for path, field in inputs.items())
+    raise PolicyError(
+        f"policy: {name} raised {cause}; its input is {fields} for each environment: make the policy take this shape "
+        "and dtype"
+    ) from cause
 
 
 def missing_output(out: Any, fields: Mapping[Path, Field]) -> PolicyError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -16,6 +16,7 @@ from gleanrl._arrays.devices import said_of
 from gleanrl._arrays.ragged import Leaf, ObjectColumn
 from gleanrl._arrays.schema import Field
 from gleanrl._arrays.tensordicts import (
+    NestedKey,
     Path,
     TensorDictBuilder,
     as_key,
@@ -24,7 +25,7 @@ from gleanrl._arrays.tensordicts import (
     group_sizes,
     is_private,
 )
-from gleanrl._rollout.actors import missing_output
+from gleanrl._rollout.actors import explain_input, missing_output
 from gleanrl._rollout.env_traits import Env
 from gleanrl._rollout.policies import OwnActions, only_draws
 from gleanrl._rollout.policy_modules import Values, calls_of
@@ -84,7 +85,7 @@ class OutputProbe:
             A module with out_keys ``output1``, ``output2``, … for the outputs beyond its actions, and its columns.
 
         Raises:
-            PolicyError: if the function returns None; see also `probe`.
+            PolicyError: if the function returns None or torch can't compute it; see also `probe`.
         """
         names, root = (
             module._kwargs,
@@ -93,15 +94,20 @@ class OutputProbe:
         inputs = [root.get(key, None) for key in module.in_keys]
         with self._aside():
             call = module.module if self.act_now else spare(module.module)
-            out = call(*inputs) if names is None else call(**dict(zip(names, inputs, strict=True)))
+            try:
+                out = call(*inputs) if names is None else call(**dict(zip(names, inputs, strict=True)))
+            except RuntimeError as cause:
+                explain_input(call, _fields_of(root, module.in_keys), cause)
+                raise
         if out is None:
             raise PolicyError(f"policy: expected {list(module.out_keys)}, it returned None")
         extra = (len(out) if isinstance(out, tuple) else 1) - len(module.out_keys)
         out_keys = [*module.out_keys, *(f"output{i + 1}" for i in range(extra))]
         in_keys: Any = module.in_keys if names is None else dict(zip(names, module.in_keys, strict=True))
-        replay = TensorDictModule(lambda *args, **kwargs: out, in_keys=in_keys, out_keys=out_keys)
+        keys: Any = {"in_keys": in_keys, "out_keys": out_keys, "out_to_in_map": True if names else None}
+        replay = TensorDictModule(lambda *args, **kwargs: out, **keys)
         fields = self._probed(replay, root, actions)
-        return TensorDictModule(module.module, in_keys=in_keys, out_keys=out_keys), fields
+        return TensorDictModule(module.module, **keys), fields
 
     def _aside(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.act_now else torch_rng_preserved()
@@ -180,11 +186,15 @@ def probe(
 
     Raises:
         PolicyError: if the result is no TensorDict, lacks an action key, or contains an entry below ``"next"`` that
-            isn't `primed`.
+            isn't `primed`. Also if torch can't compute the policy (see `explain_input`).
     """
     inputs = root.clone()
     before = {path: (leaf, leaf.clone()) for path, leaf in flatten(inputs).items()}
-    out = policy(inputs)
+    try:
+        out = policy(inputs)
+    except RuntimeError as cause:
+        explain_input(policy, _fields_of(root, getattr(policy, "in_keys", None)), cause)
+        raise
     if not isinstance(out, TensorDictBase):
         raise missing_output(out, actions)
     if "next" in out.keys() and not primed.issuperset(flatten(out.select("next"))):
@@ -210,6 +220,16 @@ def probe(
         ):
             found[path] = Field.of(leaf, dims)
     return found, after
+
+
+def _fields_of(root: TensorDictBase, keys: Iterable[NestedKey] | None) -> dict[Path, Field]:
+    """Return the fields of a root's entries at `keys` and below; of all entries for None."""
+    read = None if keys is None else [as_path(key) for key in keys]
+    return {
+        path: Field.of(leaf, len(root.batch_size))
+        for path, leaf in flatten(root).items()
+        if read is None or any(path[: len(one)] == one for one in read)
+    }
 
 
 def _changed(before: tuple[Leaf, Leaf] | None, leaf: Leaf, copied: bool) -> bool:

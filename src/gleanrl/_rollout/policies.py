@@ -16,7 +16,7 @@ from torch._dynamo.exc import TorchDynamoException
 
 from gleanrl._arrays.block import Block
 from gleanrl._arrays.schema import Field
-from gleanrl._arrays.tensordicts import NestedKey, Path, as_key, as_path, flatten
+from gleanrl._arrays.tensordicts import NestedKey, Path, as_key, as_path, did_you_mean, flatten
 from gleanrl._rollout.env_traits import Env, EnvTraits, live_actions, masked_now
 from gleanrl._rollout.step_mdp import paths_of
 from gleanrl._state.rng import OwnedTorchGenerator
@@ -386,7 +386,7 @@ def wrap_policy(policy: Any, env: Env, observation_keys: Sequence[NestedKey]) ->
       with masks, it is replaced by a policy that draws only allowed ones.
     - A TensorDict module, or a callable with one TensorDict parameter, is returned unchanged.
     - Any other callable is wrapped in a TensorDictModule. Its inputs are the parameters that have names of
-      observations. If there are none, its only required parameter gets the only observation.
+      observations (see `_names_of`). If there are none, its only required parameter gets the only observation.
 
     Args:
         policy: the user's policy.
@@ -493,7 +493,7 @@ def _wrap(
     env: Env,
     observation_keys: Sequence[NestedKey],
 ) -> TensorDictModule:
-    offered = {key: key for key in observation_keys if isinstance(key, str)}
+    offered = _names_of(observation_keys)
     named = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     required = [p for p in named if p.default is p.empty]
     matched = [p for p in named if p.name in offered]
@@ -501,14 +501,38 @@ def _wrap(
     out_keys = list(env.action_keys)
     if matched and not unmatched:
         # By keyword if possible, because optional parameters without an observation may come in between.
-        if all(p.kind is not p.POSITIONAL_ONLY for p in matched):
-            return TensorDictModule(policy, in_keys={p.name: p.name for p in matched}, out_keys=out_keys)
-        return TensorDictModule(policy, in_keys=[p.name for p in matched], out_keys=out_keys)
+        kinds = {p.kind for p in matched}
+        if inspect.Parameter.POSITIONAL_ONLY not in kinds:
+            in_keys = {p.name: offered[p.name] for p in matched}
+            return TensorDictModule(policy, in_keys=in_keys, out_keys=out_keys, out_to_in_map=True)
+        return TensorDictModule(policy, in_keys=[offered[p.name] for p in matched], out_keys=out_keys)
     one = len(required) == 1 or (not required and any(p.kind is p.VAR_POSITIONAL for p in parameters))
     if one and not matched and len(observation_keys) == 1:
         return TensorDictModule(policy, in_keys=list(observation_keys), out_keys=out_keys)
     name, names = getattr(policy, "__name__", type(policy).__name__), [p.name for p in parameters]
+    hint = next(filter(None, (did_you_mean(missing, offered) for missing in unmatched)), "")
     raise InvalidTypeError(
-        f"policy: can't match the parameters {names} of {name} with the observations "
-        f"{list(observation_keys)}; name the parameters like the observations, or pass a TensorDictModule"
+        f"policy: can't match the parameters {names} of {name} with the observations {list(observation_keys)}; name "
+        f"the parameters {', '.join(offered)}, or pass a TensorDictModule{hint}"
     )
+
+
+def _names_of(observation_keys: Sequence[NestedKey]) -> dict[str, Path]:
+    """Return the observations and groups of observations by the names that a parameter may have.
+
+    The name is the last part of the key. If several keys end with it, it denotes the one at the top level, if any.
+    """
+    found: dict[str, Path] = {}
+    ambiguous: set[str] = set()
+    for key in observation_keys:
+        path = (key,) if isinstance(key, str) else key
+        for end in range(1, len(path) + 1):
+            name, prefix = path[end - 1], path[:end]
+            if found.setdefault(name, prefix) != prefix:
+                ambiguous.add(name)
+                if end == 1:
+                    found[name] = prefix
+    for name in ambiguous:
+        if len(found[name]) > 1:
+            del found[name]
+    return found
