@@ -53,6 +53,19 @@ def test_next_returns_batches_and_then_none() -> None:
     assert [collector.next(), collector.next()] == [None, None]
 
 
+def test_builtin_next_returns_batches_and_stops() -> None:
+    collector = Numbers(faults=(1,))
+    assert int(next(collector)["n"]) == 0
+    with pytest.raises(ValueError, match="before 1"):
+        next(collector)
+    assert [int(next(collector)["n"]), int(next(iter(collector))["n"])] == [1, 2]
+    assert int(next(collector)["n"]) == 3
+    for _ in range(2):
+        with pytest.raises(StopIteration):
+            next(collector)
+    assert next(collector, None) is None
+
+
 def test_second_iteration_continues_the_first() -> None:
     collector = Numbers()
     for batch in collector:

@@ -54,6 +54,24 @@ class TestStopIteration:
         check_names(found)
 
 
+def test_builtin_next_continues_iterations_and_stops_at_the_budget() -> None:
+    collector = make(CountingEnv(SCRIPT), total_frames=18)
+    found = [next(collector), next(iter(collector)), next(collector)]
+    check_names(found)
+    for _ in range(2):
+        with pytest.raises(StopIteration):
+            next(collector)
+    assert collector.closed
+
+
+def test_builtin_next_raises_after_a_shutdown() -> None:
+    collector = make(CountingEnv(SCRIPT), total_frames=18)
+    next(collector)
+    collector.shutdown()
+    with pytest.raises(ClosedError):
+        next(collector)
+
+
 def test_iterator_continues_after_an_error() -> None:
     batches: Iterator[Any] = iter(make(Ending(KeyError), total_frames=18))
     found = [next(batches)]

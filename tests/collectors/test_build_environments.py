@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import gymnasium
 import pytest
 
 from gleanrl.collectors import MultiSyncDataCollector, SyncDataCollector
 from gleanrl.collectors.build import made_env, make_env
 from gleanrl.data import Composite
-from gleanrl.envs import ParallelEnv, SerialEnv
+from gleanrl.envs import GymEnv, GymWrapper, ParallelEnv, SerialEnv
 from gleanrl.errors import EnvironmentFailure, InvalidArgumentError, InvalidTypeError, UnsupportedError
 from tests.fakes_base import CountingEnv
 
@@ -36,7 +37,21 @@ class TestMakeEnv:
 
         assert make_env(Willing(), {"a": 1}).given == {"a": 1}
 
-    @pytest.mark.parametrize("value", [None, 3, "CartPole-v1", [CountingEnv]])
+    def test_a_name_is_made_by_gymnasium(self) -> None:
+        env = make_env("CartPole-v1", {"categorical_action_encoding": True})
+        assert type(env) is GymEnv and env.action_spec.shape == ()
+        with pytest.raises(gymnasium.error.NameNotFound):
+            make_env("NoSuchTask-v0", None)
+
+    @pytest.mark.parametrize("make", [lambda env: env, lambda env: lambda: env], ids=["instance", "callable"])
+    def test_a_gymnasium_environment_is_wrapped(self, make: Any) -> None:
+        inner = gymnasium.make("CartPole-v1")
+        env = make_env(make(inner), None)
+        assert type(env) is GymWrapper and env._env is inner
+        vector = gymnasium.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
+        assert make_env(make(vector), None).batch_size == (2,)
+
+    @pytest.mark.parametrize("value", [None, 3, [CountingEnv]])
     def test_other_values_are_refused(self, value: Any) -> None:
         with pytest.raises(InvalidTypeError, match=f"got {type(value).__name__}"):
             make_env(value, None)
@@ -53,6 +68,26 @@ def test_made_environment_is_closed_if_the_block_raises(given: bool) -> None:
         assert found is env
         raise KeyError
     assert env.is_closed is not given
+
+
+def test_a_gymnasium_environment_of_the_user_stays_open_if_the_block_raises() -> None:
+    inner = gymnasium.make("CartPole-v1")
+    with pytest.raises(KeyError), made_env(inner, None) as env:
+        raise KeyError
+    assert not env.is_closed
+    env.close()
+
+
+@pytest.mark.parametrize(
+    "given", ["CartPole-v1", lambda: gymnasium.make("CartPole-v1"), gymnasium.make("CartPole-v1")], ids=type
+)
+def test_workers_and_batches_make_gymnasium_environments(given: Any) -> None:
+    batch = SerialEnv(2, given)
+    assert batch.rollout(3).shape == (2, 3)
+    batch.close()
+    collector = MultiSyncDataCollector([given] * 2, None, frames_per_batch=6, total_frames=6, cat_results=0)
+    (data,) = collector
+    assert data["observation"].shape == (6, 4) and len(data["collector", "traj_ids"].unique()) == 2
 
 
 def test_error_of_the_block_is_raised_although_closing_fails() -> None:

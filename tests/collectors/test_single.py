@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -27,10 +28,41 @@ from gleanrl.errors import (
 )
 from tests.collectors.helpers import IDS, NEVER, SCRIPT, Calls, Net, Staying, check_names, make, raising, take
 from tests.contract.helpers import check_stream, on_td
-from tests.fakes import OracleEnv, Script
+from tests.fakes import NestedDictEnv, OracleEnv, Script
 from tests.fakes_base import CountingEnv, CrookedEnv, TeamEnv
 
 CPU, CPU0 = torch.device("cpu"), torch.device("cpu:0")
+
+
+def test_policies_may_return_numpy_arrays_and_numbers() -> None:
+    env = GymEnv("CartPole-v1", categorical_action_encoding=True)
+    for action in (1, np.int64(1), np.array(1), torch.tensor(1)):
+        batch = next(iter(make(env, lambda observation, action=action: action)))
+        assert batch["action"].dtype is torch.int64 and (batch["action"] == 1).all()
+    pair = SerialEnv(2, "CartPole-v1", create_env_kwargs={"categorical_action_encoding": True})
+    batch = next(iter(make(pair, lambda observation: (observation[:, 0] > 0).long().numpy())))
+    assert torch.equal(batch["action"], (batch["observation"][..., 0] > 0).long())
+
+
+def test_policies_read_nested_observations_and_groups() -> None:
+    for env in (GymWrapper(NestedDictEnv()), SerialEnv(2, NestedDictEnv)):
+
+        def act(robot: TensorDictBase, clock: torch.Tensor) -> Any:
+            assert torch.equal(robot["clock"], clock) and set(robot.keys()) == {"pose", "clock"}
+            return (clock / 100).expand(*clock.shape[:-1], 2).float().numpy()
+
+        batch = next(iter(make(env, act)))
+        assert torch.equal(batch["action"], (batch["robot", "clock"] / 100).expand(batch["action"].shape))
+
+
+@pytest.mark.parametrize("action", [1, np.array(1), torch.tensor(1)], ids=type)
+def test_an_index_for_a_one_hot_action_names_the_encoding(action: Any) -> None:
+    with pytest.raises(PolicyError, match="index of a choice.*categorical_action_encoding=True"):
+        next(iter(make(GymEnv("CartPole-v1"), lambda observation: action)))
+    several = [action] * 2 if isinstance(action, int) else action
+    with pytest.raises(PolicyError, match="index of a choice.*categorical_action_encoding=True"):
+        act = lambda observation: torch.as_tensor(np.broadcast_to(several, 2).copy())  # noqa: E731
+        next(iter(make(SerialEnv(2, "CartPole-v1"), act)))
 
 
 class TestConstruction:
@@ -51,7 +83,7 @@ class TestConstruction:
             collector = SyncDataCollector(
                 CountingEnv(SCRIPT, (4,)), frames_per_batch=10, total_frames=21, init_random_frames=13
             )
-        assert len(caught) == 3
+        assert len(caught) == 1
         assert {Path(warning.filename).name for warning in caught} == {Path(__file__).name}
         with warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -110,21 +110,24 @@ def test_bad_numbers_are_refused_by_name_and_value(arguments: Any, expected: str
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ((1, 10, 20, 20), []),
-        ((4, 10, None, None), ["frames_per_batch=10 .* 4 environments; batches have 12"]),
-        ((1, 10, 25, None), ["total_frames=25 .* 10 frames of a batch: 25 .* last batch has 5 of 10"]),
-        ((4, 8, 7, None), ["total_frames=7 .* 8 frames of a batch: 8 are collected$"]),
-        ((1, 10, None, 5), ["init_random_frames=5 .* 10 are random"]),
-        ((4, 10, 13, 13), ["frames_per_batch", "total_frames=13 .*: 16 .* 4 of 12", "init_random_frames"]),
+        ((1, 10, 20, 20), None),
+        ((4, 10, None, None), "^frames_per_batch=10 .* 4 environments: batches have 12$"),
+        ((1, 10, 25, None), "^total_frames=25 .* 10 frames of a batch: 25 .* last batch has 5 of 10"),
+        ((4, 8, 7, None), "^total_frames=7 .* 8 frames of a batch: 8 are collected$"),
+        ((1, 10, None, 5), "^init_random_frames=5 .* 10 are random$"),
+        (
+            (4, 10, 13, 13),
+            "^frames_per_batch=10 .*; total_frames=13 .*: 16 .* 4 of 12 frames; init_random_frames=13 .*$",
+        ),
     ],
 )
-def test_each_rounding_warns_once(arguments: Any, expected: list[str]) -> None:
+def test_all_roundings_give_one_warning_of_one_line(arguments: Any, expected: str | None) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         Budget(*arguments)
-    assert len(caught) == len(expected)
-    for warning, text in zip(caught, expected, strict=True):
-        with pytest.raises(UserWarning, match=text):
+    assert len(caught) == (expected is not None)
+    for warning in caught:
+        with pytest.raises(UserWarning, match=expected):
             raise warning.message  # type: ignore[misc]
 
 

@@ -61,18 +61,27 @@ class DataCollectorBase(IterableDataset, ABC):  # type: ignore[type-arg]
         """Iterate over batches. A new iteration resumes where the last one stopped."""
         return self.iterator()
 
+    def __next__(self) -> Any:
+        """Return the next batch, for ``next(collector)``; raise `StopIteration` when the budget is spent.
+
+        After another exception, the next call begins a new iteration.
+        """
+        if self._own_iterator is None:
+            self._own_iterator = self.iterator()
+        try:
+            return next(self._own_iterator)
+        except StopIteration:
+            raise
+        except BaseException:
+            self._own_iterator = None  # a generator that raised can't be resumed, but the collector can
+            raise
+
     def next(self) -> TensorDictBase | None:
         """Return the next batch with its ``device`` unset in place, or None when the budget is spent.
 
         After an exception, the next call begins a new iteration.
         """
-        if self._own_iterator is None:
-            self._own_iterator = self.iterator()
-        try:
-            batch = next(self._own_iterator, None)
-        except BaseException:
-            self._own_iterator = None  # a generator that raised can't be resumed, but the collector can
-            raise
+        batch = next(self, None)
         return batch.clear_device_() if isinstance(batch, TensorDictBase) else batch
 
     def __class_getitem__(cls, item: Any) -> Any:
@@ -271,6 +280,10 @@ class SourceCollector(ConfiguredCollector):
             Exception: further errors of `take`.
         """
         return _Batches(self)
+
+    def __next__(self) -> Any:
+        """Return the next batch of the iteration; see `iterator`, also for the errors."""
+        return next(self.iterator())  # it has no state, and a kept one would keep the collector alive
 
     def next(self) -> TensorDictBase | None:
         """Return the next batch with its ``device`` unset, or None when the budget is spent.

@@ -23,7 +23,7 @@ from gleanrl.collectors.single_source import RandomNumbers, RolloutSource
 from gleanrl.collectors.source import CollectionOptions
 from gleanrl.envs.policy_state import with_policy_state
 from gleanrl.envs.transforms.transformed_env import TransformedEnv
-from gleanrl.envs.vector.factories import is_environment, know_truncated
+from gleanrl.envs.vector.factories import as_source, is_environment, know_truncated
 from gleanrl.errors import InvalidTypeError, UnsupportedError
 
 
@@ -67,27 +67,29 @@ def make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None) -> Any:
     """Return the environment that the user passed, or the one that the user's callable makes.
 
     Args:
-        create_env_fn: an environment or a callable.
+        create_env_fn: an environment, a callable, or the name of a gymnasium environment. A gymnasium environment, also
+            one that the callable returns, is wrapped.
         kwargs: keyword arguments for the callable. An environment that has `update_kwargs` gets them there.
 
     Raises:
         InvalidTypeError: `create_env_fn` is neither, or the callable returned no environment.
         UnsupportedError: keyword arguments were given, but the environment does not accept them.
     """
-    if is_environment(create_env_fn):
+    source = as_source(create_env_fn)
+    if is_environment(source):
         if not kwargs:
-            return create_env_fn
-        if not hasattr(create_env_fn, "update_kwargs"):
+            return source
+        if not hasattr(source, "update_kwargs"):
             raise UnsupportedError(
                 "create_env_kwargs: the environment exists already; pass a callable that makes it"
             )
-        create_env_fn.update_kwargs(kwargs)
-        return create_env_fn
-    made = create_env_fn(**(kwargs or {})) if callable(create_env_fn) else create_env_fn
+        source.update_kwargs(kwargs)
+        return source
+    made = as_source(source(**(kwargs or {}))) if callable(source) else source
     if not is_environment(made):
         raise InvalidTypeError(
-            f"create_env_fn: expected an environment or a callable that makes one, "
-            f"got {type(made).__name__}; wrap a gymnasium environment in GymWrapper"
+            "create_env_fn: expected an environment, a callable that makes one, or the name of a gymnasium "
+            f"environment, got {type(made).__name__}"
         )
     return made
 
@@ -99,7 +101,8 @@ def made_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None) -> Iterator[A
     try:
         yield env
     except BaseException:
-        if env is not create_env_fn:
+        made_here = callable(create_env_fn) or isinstance(create_env_fn, str)
+        if env is not create_env_fn and made_here:  # a wrapped environment is the user's
             with suppress(Exception):  # an error of closing would hide the first error, which is the cause
                 env.close()
         raise

@@ -70,8 +70,8 @@ class WorkersCollector(SourceCollector):
     trajectories get no further frames.
 
     Args:
-        create_env_fn: a list with one entry for each worker: a callable that makes an environment, or an unused
-            environment. A repeated entry gives each worker its own environment.
+        create_env_fn: a list with one entry for each worker: a callable that makes an environment, an unused
+            environment, or the name of a gymnasium environment. A repeated entry gives each worker its own environment.
         policy: as in `SyncDataCollector`. Workers have copies of it.
         num_workers: number of workers, if `create_env_fn` is not a list.
         policy_factory: a callable that makes the policy in each worker, instead of `policy`; or a list of callables.

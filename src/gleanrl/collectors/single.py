@@ -35,11 +35,12 @@ class SyncDataCollector(SourceCollector):
 
     Args:
         create_env_fn: an environment, or a callable that makes one. Any object with the protocol of `EnvBase` is
-            accepted.
+            accepted. A gymnasium environment is wrapped in `GymWrapper`. A string is the name of a gymnasium
+            environment, which `GymEnv` makes.
         policy: maps observations to actions. None draws random actions. A TensorDict module is called directly. So is a
             callable of one TensorDict, whose parameter is called ``tensordict`` or ``td``, or annotated so. Any other
             callable gets the observations that its parameters are named after. If it has one required parameter, it
-            gets the one observation.
+            gets the one observation. It returns tensors, NumPy arrays or numbers.
         policy_factory: a callable that makes the policy, instead of `policy`.
         frames_per_batch: frames of a batch over all environments; rounded up to a multiple of their number.
         total_frames: frames to deliver; -1 or None for endless. The last batch may be shorter.

@@ -107,7 +107,7 @@ class Grants(Protocol):
 class Budget:
     """Check and round the user's frame counts, and grant batches until the frames are spent. Immutable.
 
-    The constructor warns about each count that it rounds, and about a shorter last batch.
+    The constructor gives one warning for all counts that it rounds and for a shorter last batch.
 
     Args:
         num_envs: number of environments that step at once. Every step makes this many frames.
@@ -128,32 +128,35 @@ class Budget:
         self.requested_frames_per_batch = positive("frames_per_batch", frames_per_batch)
         self.steps_per_batch = -(-self.requested_frames_per_batch // num_envs)
         frames = self.frames_per_batch = self.steps_per_batch * num_envs
+        rounded = []
         if frames != self.requested_frames_per_batch:
-            warn(
+            rounded.append(
                 f"frames_per_batch={self.requested_frames_per_batch} isn't a multiple of the {num_envs} "
-                f"environments; batches have {frames}"
+                f"environments: batches have {frames}"
             )
         total = -1 if total_frames is None else integer("total_frames", total_frames)
         if total == 0:
             raise InvalidArgumentError("total_frames: expected a positive integer, or -1 for endless, got 0")
         if total > 0 and total % frames:
-            rounded = -(-total // num_envs) * num_envs
-            last = rounded % frames
-            tail = f"; the last batch has {last} of {frames} frames" if last else ""
-            warn(
+            full = -(-total // num_envs) * num_envs
+            last = full % frames
+            tail = f", and the last batch has {last} of {frames} frames" if last else ""
+            rounded.append(
                 f"total_frames={total} isn't a multiple of the {frames} frames of a batch: "
-                f"{rounded} are collected{tail}"
+                f"{full} are collected{tail}"
             )
-            total = rounded
+            total = full
         self.total_frames = total if total > 0 else None
         random = 0 if random_frames is None else max(0, integer("init_random_frames", random_frames))
         # A grant is random as a whole, so random frames are rounded up to full batches.
         self.random_frames = -(-random // frames) * frames
         if random != self.random_frames:
-            warn(
+            rounded.append(
                 f"init_random_frames={random} isn't a multiple of the {frames} frames of a batch: "
                 f"{self.random_frames} are random"
             )
+        if rounded:
+            warn("; ".join(rounded))
 
     def grant(self, frames: int) -> Grant | None:
         """Return the grant of the next batch; None if all frames are spent.

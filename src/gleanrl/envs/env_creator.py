@@ -25,7 +25,8 @@ class EnvCreator:
     the creator.
 
     Args:
-        create_env_fn: a callable that makes an environment, or an unused environment, which is copied at each call.
+        create_env_fn: a callable that makes an environment, or the name of a gymnasium environment. An unused
+            environment is copied at each call.
         create_env_kwargs: its keyword arguments.
         share_memory: whether to share statistics.
         **kwargs: further keyword arguments of the callable.

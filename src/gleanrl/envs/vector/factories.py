@@ -6,6 +6,7 @@ The metadata is read from an environment that is closed afterwards, or from an e
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import cloudpickle
+import gymnasium
 import torch
 
 from gleanrl._arrays.tensordicts import Path, as_path
@@ -20,6 +22,7 @@ from gleanrl._rollout.env_traits import Env, EnvTraits, extra, is_closed
 from gleanrl._util import positive
 from gleanrl.data.specs import TensorSpec, from_torchrl, has_choices, stack_specs
 from gleanrl.envs.env_specs import ROLES
+from gleanrl.envs.libs.gym import GymEnv, GymWrapper
 from gleanrl.errors import ClosedError, InvalidArgumentError, InvalidTypeError, LengthError, UnsupportedError
 
 
@@ -65,11 +68,11 @@ class Factory:
         if self.model is not None:
             return copy.deepcopy(self.model)
         if not self.is_instance:
-            made = self.source(**self.kwargs)
+            made = as_source(self.source(**self.kwargs))
             if not is_environment(made):
                 raise InvalidTypeError(
                     f"create_env_fn: expected a callable that makes an environment, {self.source!r} made "
-                    f"{type(made).__name__}; wrap a gymnasium environment in GymWrapper"
+                    f"{type(made).__name__}"
                 )
             return made
         require_unused(self.source)
@@ -152,6 +155,23 @@ def is_environment(candidate: Any) -> bool:
     return not isinstance(candidate, type) and all(_has(candidate, name) for name in names)
 
 
+def as_source(create_env_fn: Any) -> Any:
+    """Return gymnasium's forms of an environment as gleanrl's, and any other object unchanged.
+
+    The name of a gymnasium environment gives a callable, which takes the keywords of `GymEnv`. A gymnasium environment
+    or vector environment is wrapped in a `GymWrapper`.
+    """
+    if isinstance(create_env_fn, (gymnasium.Env, gymnasium.vector.VectorEnv)):
+        return GymWrapper(create_env_fn)
+    return _by_name(create_env_fn) if isinstance(create_env_fn, str) else create_env_fn
+
+
+@functools.cache
+def _by_name(name: str) -> Callable[..., Any]:
+    """Return the callable for a name, always the same one, so that its factories are `Factory.alike`."""
+    return functools.partial(GymEnv, name)
+
+
 def _has(candidate: Any, name: str) -> bool:
     """Return whether an object has an attribute, without evaluating a property of its class, which might raise."""
     return inspect.getattr_static(candidate, name, None) is not None or hasattr(candidate, name)
@@ -194,7 +214,8 @@ def factories(num_envs: Any, create_env_fn: Any, create_env_kwargs: Any) -> tupl
 
     Args:
         num_envs: number of environments.
-        create_env_fn: a callable or an unused environment for all, or a sequence with one for each.
+        create_env_fn: a callable or an unused environment for all, or a sequence with one for each. See also
+            `as_source`.
         create_env_kwargs: keyword arguments for all, or a sequence of them with one for each.
 
     Raises:
@@ -205,7 +226,10 @@ def factories(num_envs: Any, create_env_fn: Any, create_env_kwargs: Any) -> tupl
         UnsupportedError: if there are keyword arguments for an environment that has no `update_kwargs`.
     """
     num_envs = positive("num_workers", num_envs)
-    sources = _spread("create_env_fn", create_env_fn, num_envs)
+    entries = _spread("create_env_fn", create_env_fn, num_envs)
+    # One wrapper for each environment, so that a repeated one is found.
+    unique = {id(entry): as_source(entry) for entry in entries}
+    sources = [unique[id(entry)] for entry in entries]
     kwargs = _spread("create_env_kwargs", create_env_kwargs, num_envs)
     return tuple(_factory(source, options) for source, options in zip(sources, kwargs, strict=True))
 

@@ -190,9 +190,9 @@ class SerialEnv(BatchedEnv):
 
     Args:
         num_workers: number of environments.
-        create_env_fn: a callable that makes an environment, or an unused environment; or a list with one for each. An
-            environment that occurs twice in the list is copied. If a callable returns the same unused environment
-            every time, each member is a copy of it.
+        create_env_fn: a callable that makes an environment, an unused environment, or the name of a gymnasium
+            environment; or a list with one for each. An environment that occurs twice in the list is copied. If a
+            callable returns the same unused environment every time, each member is a copy of it.
         create_env_kwargs: keyword arguments of the callables, for all or a list with one for each.
         pin_memory: must be False.
         share_individual_td: False requires data that can be stacked densely; other values have no effect.
