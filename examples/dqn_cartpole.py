@@ -20,33 +20,15 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from torch import nn
-from torch.nn.functional import mse_loss, one_hot
+from torch.nn.functional import mse_loss
 
 from gleanrl import Checkpoint
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.data import LazyTensorStorage, ReplayBuffer
-from gleanrl.envs import GymEnv
+from gleanrl.envs import Greedy, GymEnv
 from gleanrl.errors import IncompleteCheckpointError
 
 SOLVED = 195.0
-
-
-class EpsilonGreedy(nn.Module):
-    """Takes the best action, or a random one with probability epsilon: (4,) float32 -> one-hot (2,) int64."""
-
-    epsilon: torch.Tensor
-
-    def __init__(self, q_net: nn.Module) -> None:
-        super().__init__()
-        self.q_net = q_net
-        self.register_buffer("epsilon", torch.tensor(1.0))
-
-    def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        if torch.rand(()) < self.epsilon:
-            action = torch.randint(2, ())
-        else:
-            action = self.q_net(observation).argmax(-1)
-        return one_hot(action, 2)
 
 
 def make_q_net() -> nn.Module:
@@ -70,7 +52,8 @@ def learn(args: argparse.Namespace) -> list[tuple[int, float]]:
     torch.manual_seed(args.seed)
     q_net = make_q_net()
     target_net = copy.deepcopy(q_net)
-    policy = EpsilonGreedy(q_net)
+    explore = Greedy(one_hot=True, epsilon=1.0)
+    policy = nn.Sequential(q_net, explore)
     optimizer = torch.optim.Adam(q_net.parameters(), lr=args.lr, fused=True)
 
     env = GymEnv("CartPole-v1")
@@ -97,7 +80,7 @@ def learn(args: argparse.Namespace) -> list[tuple[int, float]]:
     for batch in collector:
         buffer.extend(batch)
         stats = collector.stats()
-        policy.epsilon.fill_(max(0.02, 1.0 - stats.stepped / args.exploration_frames))
+        explore.epsilon.fill_(max(0.02, 1.0 - stats.stepped / args.exploration_frames))
         if len(buffer) >= 1_000:
             for _ in range(args.updates_per_batch):
                 loss = td_loss(q_net, target_net, buffer.sample(), gamma=0.99)
@@ -150,8 +133,7 @@ def collector_speed(policy: nn.Module, frames: int, steps: int) -> float:
 
 
 def compare_speed(rounds: int = 5, frames: int = 2_000) -> None:
-    policy = EpsilonGreedy(make_q_net())
-    policy.epsilon.fill_(0.05)
+    policy = nn.Sequential(make_q_net(), Greedy(one_hot=True, epsilon=0.05))
     ours, theirs = [], []
     for _ in range(rounds):
         ours.append(collector_speed(policy, frames, 200))

@@ -13,31 +13,17 @@ import time
 
 import torch
 from torch import nn
-from torch.nn.functional import mse_loss, one_hot
+from torch.nn.functional import mse_loss
 
 from gleanrl.collectors import MultiaSyncDataCollector
 from gleanrl.data import LazyTensorStorage, ReplayBuffer
-from gleanrl.envs import GymEnv
+from gleanrl.envs import Greedy, GymEnv
 
 SOLVED = 195.0
 
 
-class EpsilonGreedy(nn.Module):
-    """Takes the best action, or a random one with probability epsilon: (4,) float32 -> one-hot (2,) int64."""
-
-    epsilon: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.q_net = nn.Sequential(
-            nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2)
-        )
-        self.register_buffer("epsilon", torch.ones(()))  # a buffer, so that workers get it with the weights
-
-    def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        if torch.rand(()) < self.epsilon:
-            return one_hot(torch.randint(2, ()), 2)
-        return one_hot(self.q_net(observation).argmax(-1), 2)
+def make_q_net() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
 
 
 def td_loss(q_net: nn.Module, target_net: nn.Module, batch, gamma: float) -> torch.Tensor:
@@ -55,8 +41,10 @@ def td_loss(q_net: nn.Module, target_net: nn.Module, batch, gamma: float) -> tor
 def learn(args: argparse.Namespace) -> tuple[int, float, int]:
     """Run the training loop and return frames, mean return of the last 100 episodes, and the oldest policy's age."""
     torch.manual_seed(args.seed)
-    policy = EpsilonGreedy()
-    q_net, target_net = policy.q_net, copy.deepcopy(policy.q_net)
+    q_net = make_q_net()
+    target_net = copy.deepcopy(q_net)
+    explore = Greedy(one_hot=True, epsilon=1.0)  # workers get epsilon with the weights
+    policy = nn.Sequential(q_net, explore)
     optimizer = torch.optim.Adam(q_net.parameters(), lr=5e-4, fused=True)
     collector = MultiaSyncDataCollector(
         [lambda: GymEnv("CartPole-v1")] * args.workers,
@@ -73,7 +61,7 @@ def learn(args: argparse.Namespace) -> tuple[int, float, int]:
         buffer.extend(batch)
         stats = collector.stats()
         oldest = max(oldest, collector.policy_version - int(batch["policy_version"].min()))
-        policy.epsilon.fill_(max(0.02, 1.0 - stats.stepped / 8_000))
+        explore.epsilon.fill_(max(0.02, 1.0 - stats.stepped / 8_000))
         if len(buffer) >= 1_000:
             for _ in range(25):
                 loss = td_loss(q_net, target_net, buffer.sample(), gamma=0.99)

@@ -14,29 +14,12 @@ import time
 import torch
 from tensordict import TensorDictBase
 from torch import nn
-from torch.nn.functional import one_hot
 
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.data import LazyTensorStorage, PrioritizedSampler, TensorDictPrioritizedReplayBuffer
-from gleanrl.envs import GymEnv
+from gleanrl.envs import Greedy, GymEnv
 
 SOLVED = 195.0
-
-
-class EpsilonGreedy(nn.Module):
-    """Takes the best action, or a random one with probability epsilon: (4,) float32 -> one-hot (2,) int64."""
-
-    def __init__(self, q_net: nn.Module) -> None:
-        super().__init__()
-        self.q_net = q_net
-        self.epsilon = 1.0
-
-    def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        if torch.rand(()) < self.epsilon:
-            action = torch.randint(2, ())
-        else:
-            action = self.q_net(observation).argmax(-1)
-        return one_hot(action, 2)
 
 
 def make_q_net() -> nn.Module:
@@ -60,7 +43,8 @@ def learn(args: argparse.Namespace) -> list[tuple[int, float]]:
     torch.manual_seed(args.seed)
     q_net = make_q_net()
     target_net = copy.deepcopy(q_net)
-    policy = EpsilonGreedy(q_net)
+    explore = Greedy(one_hot=True, epsilon=1.0)
+    policy = nn.Sequential(q_net, explore)
     optimizer = torch.optim.Adam(q_net.parameters(), lr=args.lr, fused=True)
 
     env = GymEnv("CartPole-v1")
@@ -86,7 +70,7 @@ def learn(args: argparse.Namespace) -> list[tuple[int, float]]:
     for batch in collector:
         buffer.extend(batch)
         stats = collector.stats()
-        policy.epsilon = max(0.02, 1.0 - stats.stepped / args.exploration_frames)
+        explore.epsilon.fill_(max(0.02, 1.0 - stats.stepped / args.exploration_frames))
         # The correction by importance weights is complete (beta 1) at the end of the run.
         buffer.sampler.beta = args.beta + (1.0 - args.beta) * stats.stepped / args.total_frames
         if len(buffer) >= 1_000:

@@ -14,11 +14,11 @@ import time
 
 import torch
 from torch import nn
-from torch.nn.functional import mse_loss, one_hot
+from torch.nn.functional import mse_loss
 
 from gleanrl.collectors.distributed import RayCollector
 from gleanrl.data import LazyTensorStorage, RayReplayBuffer
-from gleanrl.envs import GymEnv
+from gleanrl.envs import Greedy, GymEnv
 
 SOLVED = 195.0
 EPISODES = 20
@@ -26,24 +26,8 @@ TRIED_EVERY = 1_000
 """Frames between two trials without exploration."""
 
 
-class EpsilonGreedy(nn.Module):
-    """Takes the best action, or a random one with probability epsilon: (4,) float32 -> one-hot (2,) int64."""
-
-    epsilon: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.q_net = nn.Sequential(
-            nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2)
-        )
-        self.register_buffer(
-            "epsilon", torch.ones(())
-        )  # a buffer, so that collectors get it with the weights
-
-    def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        if torch.rand(()) < self.epsilon:
-            return one_hot(torch.randint(2, ()), 2)
-        return one_hot(self.q_net(observation).argmax(-1), 2)
+def make_q_net() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2))
 
 
 def td_loss(q_net: nn.Module, target_net: nn.Module, batch, gamma: float) -> torch.Tensor:
@@ -58,10 +42,9 @@ def td_loss(q_net: nn.Module, target_net: nn.Module, batch, gamma: float) -> tor
     return mse_loss(value, target)
 
 
-def greedy_return(policy: EpsilonGreedy) -> float:
+def greedy_return(q_net: nn.Module) -> float:
     """Return the mean return of episodes without exploration, in this process."""
-    greedy = copy.deepcopy(policy)
-    greedy.epsilon.zero_()
+    greedy = nn.Sequential(q_net, Greedy(one_hot=True))
     env = GymEnv("CartPole-v1")
     env.set_seed(1)
     with torch.no_grad():
@@ -73,8 +56,10 @@ def greedy_return(policy: EpsilonGreedy) -> float:
 def learn(args: argparse.Namespace) -> tuple[int, float]:
     """Run the training loop and return frames and the mean return of the last trial."""
     torch.manual_seed(args.seed)
-    policy = EpsilonGreedy()
-    q_net, target_net = policy.q_net, copy.deepcopy(policy.q_net)
+    q_net = make_q_net()
+    target_net = copy.deepcopy(q_net)
+    explore = Greedy(one_hot=True, epsilon=1.0)  # collectors get epsilon with the weights
+    policy = nn.Sequential(q_net, explore)
     optimizer = torch.optim.Adam(q_net.parameters(), lr=5e-4, fused=True)
     ray = {"include_dashboard": False} if args.address is None else {"address": args.address}
     buffer = RayReplayBuffer(
@@ -93,7 +78,7 @@ def learn(args: argparse.Namespace) -> tuple[int, float]:
     updates, trials, found = 0, 0, 0.0
     for _ in collector:  # each item means that a batch has been written to the buffer
         stats = collector.stats()
-        policy.epsilon.fill_(max(0.02, 1.0 - stats.delivered / 8_000))
+        explore.epsilon.fill_(max(0.02, 1.0 - stats.delivered / 8_000))
         if stats.delivered >= 1_000:
             for _ in range(25):
                 loss = td_loss(q_net, target_net, buffer.sample(), gamma=0.99)
@@ -105,7 +90,7 @@ def learn(args: argparse.Namespace) -> tuple[int, float]:
                     target_net.load_state_dict(q_net.state_dict())
         collector.update_policy_weights_()
         if stats.delivered // TRIED_EVERY > trials:
-            trials, found = stats.delivered // TRIED_EVERY, greedy_return(policy)
+            trials, found = stats.delivered // TRIED_EVERY, greedy_return(q_net)
             if found > SOLVED:
                 break
     collector.shutdown()

@@ -13,7 +13,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 import torch
-from tensordict.nn import InteractionType, ProbabilisticTensorDictModule
+from tensordict.nn import InteractionType, ProbabilisticTensorDictModule, set_interaction_type
 from tensordict.nn.distributions import Delta, NormalParamExtractor, OneHotCategorical
 from tensordict.nn.probabilistic import interaction_type
 from tensordict.nn.utils import biased_softplus
@@ -89,7 +89,8 @@ class Emitter:
         if layer is None or layer is Emitter._sequence:
             return self._sequence(module, *inputs)
         results = _as_tuple(layer(self, module, *inputs))
-        self.layers.append((module, tuple(inputs), results))
+        if not self.builder.drawn.intersection(results):  # torch would draw other values
+            self.layers.append((module, tuple(inputs), results))
         return results
 
     def visit(self, module: Any) -> None:
@@ -216,8 +217,14 @@ def _normal_parameters(emit: Emitter, module: NormalParamExtractor, x: Value, *o
 
 
 def _greedy(emit: Emitter, module: Greedy, x: Value) -> Value:
-    index = emit.builder.argmax(x)
-    return emit.builder.one_hot(index, x.shape[-1]) if module.one_hot else index
+    choice = emit.builder.argmax(x)
+    if module.one_hot:
+        choice = emit.builder.one_hot(choice, x.shape[-1])
+    if not module.explores():
+        return choice
+    return emit.builder.explored(
+        choice, emit.builder.constant(parameter(module, "epsilon"), ()), None, x.shape[-1]
+    )
 
 
 _LAYERS: dict[type[Any], Callable[..., Value | Results]] = {
@@ -509,7 +516,8 @@ def _emitted_member(
     if isinstance(call, PlainCall):
         if call.compiled:
             raise NotNative("the policy is compiled")
-        results = emit.call(call.function, [read(path) for path in call.inputs], call.names)
+        with set_interaction_type(member.kind or interaction_type()):
+            results = emit.call(call.function, [read(path) for path in call.inputs], call.names)
     elif isinstance(call, KeyedCall):
         kind = member.kind or interaction_type()
         results = keyed(emit, call.module, [read(path) for path in call.inputs], kind)

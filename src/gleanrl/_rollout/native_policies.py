@@ -415,11 +415,11 @@ def _mark_of(value: Any) -> tuple[Any, ...]:
 
 def _key_of(members: Sequence[Member]) -> list[Any]:
     """Return the parts of members that a choice depends on, apart from the modules' state."""
-    found: list[Any] = []
+    found: list[Any] = [interaction_type()]
     for member in members:
         call = member.call
         if isinstance(call, PlainCall):
-            found += (call.function, call.names, call.inputs, call.outputs)
+            found += (call.function, call.names, call.inputs, call.outputs, member.kind)
         elif isinstance(call, ProbabilisticCall):
             module = call.module
             found += (module, module.distribution_class, kind_of(member.kind, module))
@@ -427,7 +427,7 @@ def _key_of(members: Sequence[Member]) -> list[Any]:
                 found += (name, *_mark_of(value))
             found += (call.inputs, call.outputs, call.on_tensors)
         elif isinstance(call, KeyedCall):
-            found += (call.module, call.inputs, call.outputs, member.kind or interaction_type())
+            found += (call.module, call.inputs, call.outputs, member.kind)
         else:
             found.append(member.module)
     return found

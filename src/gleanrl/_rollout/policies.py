@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from tensordict import TensorDictBase, is_tensorclass
-from tensordict.nn import CudaGraphModule, TensorDictModule, TensorDictModuleBase
+from tensordict.nn import CudaGraphModule, InteractionType, TensorDictModule, TensorDictModuleBase
+from tensordict.nn.probabilistic import interaction_type
 from torch._dynamo.exc import TorchDynamoException
 
 from gleanrl._arrays.block import Block
@@ -24,7 +25,7 @@ from gleanrl._util import is_native
 from gleanrl.data.specs import Composite, OneHot, from_torchrl, is_masked, without_masks
 from gleanrl.data.specs.leaf import LeafSpec
 from gleanrl.data.specs.mapping import Changes, SpecMapping
-from gleanrl.errors import InvalidTypeError, PolicyError, UnsupportedError
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, PolicyError, UnsupportedError
 
 
 class Compiler:
@@ -194,6 +195,12 @@ class Greedy(torch.nn.Module):
     Args:
         one_hot: whether the action is a one-hot vector instead of an index. It must match the environment's encoding
             (``categorical_action_encoding=True`` for an index).
+        epsilon: the probability of a random action, for each environment and step; None for none. It becomes the
+            buffer `epsilon`, float32 of shape ``()``, which workers get with the weights: change it by
+            ``head.epsilon.fill_(value)``. Only exploration of the type ``RANDOM``, the default of collectors, uses it.
+
+    Raises:
+        InvalidArgumentError: `epsilon` isn't in [0, 1].
 
     Examples:
         >>> import torch
@@ -203,18 +210,33 @@ class Greedy(torch.nn.Module):
         tensor([0, 1, 0])
     """
 
-    def __init__(self, one_hot: bool = False) -> None:
+    epsilon: torch.Tensor
+
+    def __init__(self, one_hot: bool = False, epsilon: float | None = None) -> None:
         super().__init__()
         self.one_hot = one_hot
+        if epsilon is not None:
+            if not 0 <= epsilon <= 1:
+                raise InvalidArgumentError(f"epsilon: expected a number from 0 to 1, got {epsilon!r}")
+            self.register_buffer("epsilon", torch.tensor(epsilon, dtype=torch.float32))
+
+    def explores(self) -> bool:
+        """Return whether an action may be random: with `epsilon`, and exploration of the type ``RANDOM`` or none."""
+        return "epsilon" in self._buffers and interaction_type() in (InteractionType.RANDOM, None)
 
     def forward(self, scores: torch.Tensor) -> torch.Tensor:
         """Return the first index of the highest score, ``(*batch,)`` int64, or its one-hot vector, ``(*batch, n)``.
 
+        With `epsilon`, some of them are random, independently of each other.
+
         Args:
             scores: ``(*batch, n)``.
         """
-        index = scores.argmax(-1)
-        return torch.nn.functional.one_hot(index, scores.shape[-1]) if self.one_hot else index
+        index, n = scores.argmax(-1), scores.shape[-1]
+        if self.explores():
+            is_random = torch.rand(index.shape, device=index.device) < self.epsilon
+            index = torch.where(is_random, torch.randint_like(index, n), index)
+        return torch.nn.functional.one_hot(index, n) if self.one_hot else index
 
 
 def drawing_device(spec: Any) -> torch.device:
