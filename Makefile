@@ -27,10 +27,11 @@ CPP := cpp/*/*.cc cpp/*/*.h tests/devices/pretended/*.cc
 PRETENDED := $(CURDIR)/build/pretended.so
 PEERS := .venv-peers
 FOREIGN := .venv-foreign
+PYTHONS ?= 3.10 3.11 3.12 3.13 3.14
 FOREIGN_TESTS := tests/foreign tests/_takeover tests/envs/transforms/test_torchrl.py tests/test_takeover.py tests/test___main__.py
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-fast test-devices test-foreign test-programs chaos bench bench-peers lint lint-prose format docs clean
+.PHONY: help build demo test test-fast test-devices test-foreign test-pythons test-programs chaos bench bench-peers lint lint-prose format docs clean
 
 help:
 	@echo "make demo          run DQN on CartPole: collect, store and learn"
@@ -39,6 +40,7 @@ help:
 	@echo "make test-devices  run the device tests on a simulated accelerator, and on CUDA if available"
 	@echo "make test-foreign  run tests with TorchRL's environments, losses and transforms, in .venv-foreign"
 	@echo "make test-programs run training scripts on TorchRL, under takeover and ported, in .venv-foreign (half an hour)"
+	@echo "make test-pythons  run the fast tests with each Python of PYTHONS that is installed, in .venv-pythons"
 	@echo "make chaos         kill, starve and stop thousands of workers, interrupt calls at more lines (40 minutes; make test runs a part)"
 	@echo "make bench         run the benchmarks; make bench-peers: with other libraries in the same run"
 	@echo "make lint          run all static checks; make format: apply the formatters"
@@ -100,6 +102,9 @@ test-foreign: build
 	PYTHON=$(PYTHON) bash tests/foreign/make_env.sh $(FOREIGN)
 	PYTHONPATH=src $(FOREIGN)/bin/python -m pytest -q $(FOREIGN_TESTS) $(TEST_ARGS)
 
+test-pythons:
+	bash tests/pythons.sh "$(PYTHONS)" $(or $(T),tests) $(TEST_ARGS)
+
 test-programs: build
 	PYTHON=$(PYTHON) bash tests/foreign/make_env.sh $(FOREIGN)
 	PYTHONPATH=src $(FOREIGN)/bin/python -m pytest -q tests/programs $(TEST_ARGS)
@@ -136,5 +141,5 @@ docs: build
 
 clean:
 	rm -rf build dist site out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	rm -rf $(VENV) $(PEERS) $(FOREIGN) src/gleanrl/_core.*.so
+	rm -rf $(VENV) .venv-pythons $(PEERS) $(FOREIGN) src/gleanrl/_core.*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TOOLS = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
-def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def make(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     for name in ("Makefile", "constraints.txt", "pyproject.toml"):
         shutil.copy(ROOT / name, folder)
     # The tests themselves may run under make. Its variables would add messages about folders.
@@ -22,7 +22,12 @@ def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         key: value for key, value in os.environ.items() if not key.startswith("MAKE") and key != "MFLAGS"
     }
     return subprocess.run(
-        ["make", *arguments], cwd=folder, capture_output=True, text=True, timeout=60, env=alone
+        ["make", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**alone, **variables},
     )
 
 
@@ -51,6 +56,45 @@ def test_missing_compiler_prints_one_sentence(tmp_path):
     )
     assert done.stdout.count("\n") == 1
     assert make(tmp_path, "compiler").returncode == 0
+
+
+FAKE = """#!/bin/sh
+case "$1 $2" in
+    *version_info*9.8*) exit 0 ;;
+    *version_info*) exit 1 ;;
+    "-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+    "-m pytest") exit "${FAILS:-0}" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(("fails", "word"), [("0", "passed"), ("1", "failed")])
+def test_pythons_that_are_not_installed_are_named_and_the_others_run(tmp_path, fails, word):
+    """The interpreter is a shell script, because real ones need an installation of torch each."""
+    (tmp_path / "tests").mkdir()
+    shutil.copy(ROOT / "tests" / "pythons.sh", tmp_path / "tests")
+    for name in ("python9.8", "python9.7"):
+        (tmp_path / name).write_text(FAKE)
+        (tmp_path / name).chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    done = make(
+        tmp_path, "test-pythons", "PYTHONS=9.7 9.8 9.9", "T=tests/x", PATH=path, PYENV_ROOT="/", FAILS=fails
+    )
+    assert done.stdout.splitlines()[1:4] == [
+        "Python 9.7: not installed here",
+        f"Python 9.8, lowest releases: {word}",
+        "Python 9.9: not installed here",
+    ]
+    assert (done.returncode == 0) == (word == "passed")
+    lowest = (tmp_path / ".venv-pythons" / "lowest.txt").read_text().split()
+    assert "torch==2.6" in lowest and "gymnasium==1.1" in lowest and len(lowest) == 6
+
+
+def test_no_python_of_the_list_is_a_failure(tmp_path):
+    (tmp_path / "tests").mkdir()
+    shutil.copy(ROOT / "tests" / "pythons.sh", tmp_path / "tests")
+    done = make(tmp_path, "test-pythons", "PYTHONS=9.9", PYENV_ROOT="/")
+    assert done.returncode != 0 and "Python 9.9: not installed here" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -104,5 +104,5 @@ def test_generator_position_out_of_range_is_refused(made: Any) -> None:
     kind = f"{type(made).__module__}.{type(made).__qualname__}"
     assert generator(kind, state).random() == made.random()
     state["state"]["pos"] = 10**6
-    with pytest.raises(ValueError, match=r"expected a position in \[0, 624\] of a MT19937, got 1000000"):
+    with pytest.raises(ValueError, match=r"position.*\b624\b"):
         generator(kind, state)

@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from tensordict.nn.probabilistic import interaction_type
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 
 from gleanrl._arrays.block import Block
 from gleanrl._arrays.native import ActorProgram, flushes_denormals
@@ -24,6 +23,7 @@ from gleanrl._rollout.native_modules import Emitter, Segment, emitted, name_of
 from gleanrl._rollout.native_probe import Probe
 from gleanrl._rollout.native_program import NotNative, ProgramBuilder, Value, bind_row, position_of
 from gleanrl._rollout.policy_modules import (
+    GLOBAL_HOOKS,
     KeyedCall,
     Member,
     ModuleSequence,
@@ -66,7 +66,7 @@ def reason_for_torch() -> str | None:
         return "deterministic algorithms are on"
     if flushes_denormals():
         return "numbers below 2^-126 are flushed to zero"
-    if _has_any_global_hook():
+    if any(GLOBAL_HOOKS):
         return "a global hook of modules is set"
     return None
 

@@ -26,7 +26,7 @@ from tensordict.nn import (
 )
 from tensordict.nn.probabilistic import interaction_type
 from torch.distributions import Distribution
-from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.modules import module as torch_module
 
 from gleanrl._arrays.tensordicts import (
     Path,
@@ -399,6 +399,15 @@ class ModuleSequence:
         return batch
 
 
+GLOBAL_HOOKS = (
+    torch_module._global_backward_pre_hooks,
+    torch_module._global_backward_hooks,
+    torch_module._global_forward_pre_hooks,
+    torch_module._global_forward_hooks,
+)
+"""torch's registries of hooks on all modules; torch 2.6 has no function that looks at them."""
+
+
 def members_of(policy: Any, batch_size: torch.Size, compiler: Compiler | None = None) -> list[Member]:
     """Return the steps of `policy` on a row. A policy that can't be split is the only step.
 
@@ -409,7 +418,7 @@ def members_of(policy: Any, batch_size: torch.Size, compiler: Compiler | None = 
         batch_size: the batch size of a row.
         compiler: see `PlainCall`.
     """
-    if skip_existing() or _has_any_global_hook():
+    if skip_existing() or any(GLOBAL_HOOKS):
         return [Member(policy)]
     return _members(policy, batch_size, compiler)
 

@@ -254,11 +254,11 @@ class _Reader:
         before = list(now.flat) if isinstance(now, np.ndarray) and now.dtype == object else []
         existing = one_per_kind(before)
         items = _listed(node["items"], "items")
-        found = self._made[number] = np.empty(len(items), object)
+        flat = np.empty(len(items), object)
+        found = self._made[number] = flat.reshape(tuple(_listed(node["shape"], "shape")))
         for index, item in enumerate(items):
             there = before[index] if index < len(before) else MISSING
-            found[index] = self._item(item, there, f"{where}[{index}]", existing)
-        found.shape = tuple(_listed(node["shape"], "shape"))
+            flat[index] = self._item(item, there, f"{where}[{index}]", existing)
         return found
 
     def _tensor(self, number: int, node: Any, now: Any, where: str) -> Any:
