@@ -23,7 +23,7 @@ from torch import nn
 from gleanrl import collectors, data, envs, extending, testing
 from gleanrl.checkpoint import Checkpoint
 from gleanrl.collectors import SyncDataCollector
-from gleanrl.data.replay_buffers import scheduler, verify
+from gleanrl.data.replay_buffers import describe, scheduler, verify
 from gleanrl.data.replay_buffers.utils import InPlaceSampler
 from gleanrl.envs import check_env_specs, transforms
 from gleanrl.errors import GleanError
@@ -412,6 +412,7 @@ EXERCISES: dict[Kind, tuple[tuple[Callable[[Make], None], ...], Callable[[Kind],
 
 LEFT_OUT = {
     "values that the library never calls back": (
+        *(describe.ColumnStatistics, describe.BufferDescription, describe.StoredEpisodes),
         *(verify.AuditReport, verify.AuditProblem, envs.EnvMetaData, envs.Timeouts, envs.MarlGroupMapType),
         envs.Greedy,
         *(data.HindsightStrategy, data.MinSize, data.SamplesPerInsert, testing.EnvReport, testing.PartReport),

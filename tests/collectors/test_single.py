@@ -151,6 +151,21 @@ class TestConstruction:
             assert text in shown
         assert "total_frames=endless" in repr(make())
 
+    def test_a_closed_collector_has_the_same_repr(self) -> None:
+        collector = make(total_frames=12)
+        shown, html = repr(collector), collector._repr_html_()
+        assert len(shown.splitlines()) == 5 and "<td" in html
+        for _ in collector:
+            pass
+        collector.shutdown()
+        assert repr(collector) == shown and collector._repr_html_() == html
+
+    def test_stats_print_on_lines_and_as_a_table(self) -> None:
+        collector = make(total_frames=12)
+        stats = collector.stats()
+        assert repr(stats).splitlines()[:2] == ["CollectorStats(", "    delivered=0,"]
+        assert "reasons={}" in repr(stats) and stats._repr_html_().count("<tr>") == 1 + len(vars(stats))
+
 
 class TestBatches:
     """Changes between collection and delivery."""

@@ -171,6 +171,16 @@ class TestSlices:
         reached = (batch["x"].cpu() == final) & (wanted >= 0)
         assert torch.equal(batch["next", "reward"].cpu()[:, 0], reached.float())
 
+    def test_columns_and_episodes_are_the_same_as_on_the_cpu(self, device):
+        tables = []
+        for place in (device, "cpu"):
+            rb = ReplayBuffer(storage=LazyTensorStorage(20, device=place))
+            data = episodes(place)
+            data["y"] = data["x"].float().masked_fill(data["x"] == 9, torch.nan)
+            rb.extend(data)
+            tables.append((rb.describe(), str(rb.episodes()), rb.verify()))
+        assert tables[0] == tables[1] and tables[0][0]["y"].num_nan == 1
+
     def test_verify_finds_a_wrong_row(self, device):
         rb = ReplayBuffer(storage=LazyTensorStorage(50, device=device))
         data = episodes(device)

@@ -14,7 +14,7 @@ from torch import nn
 from gleanrl import collectors, data, envs, errors, extending, testing
 from gleanrl.checkpoint import Checkpoint
 from gleanrl.collectors import distributed
-from gleanrl.data.replay_buffers import scheduler, verify
+from gleanrl.data.replay_buffers import describe, scheduler, verify
 from gleanrl.data.replay_buffers.utils import InPlaceSampler
 from gleanrl.envs import transforms
 from tests.golden.cases import buffer, cart, filled, module
@@ -104,6 +104,9 @@ MADE: dict[type[Any], Callable[[], Any]] = {
     data.OfflineToOnlineReplayBuffer: lambda: data.OfflineToOnlineReplayBuffer(
         buffer(), online_capacity=SIZE
     ),
+    describe.ColumnStatistics: lambda: filled("slices").describe()["action"],
+    describe.BufferDescription: lambda: filled("slices").describe(),
+    describe.StoredEpisodes: lambda: filled("slices").episodes(),
     verify.AuditReport: lambda: filled("td_priorities").verify(),
     verify.AuditProblem: lambda: verify.AuditProblem("schema", 1, 0, "expected one, got another"),
     data.FlatStorageCheckpointer: data.FlatStorageCheckpointer,

@@ -78,8 +78,8 @@ def test_a_recorded_checkpoint_restores_collector_and_buffer(name, buffer_name, 
 
 
 def without_modules(text: str) -> str:
-    """Return a repr without the modules of its classes, which may have moved."""
-    return re.sub(r"\bgleanrl\.(\w+\.)+", "", text)
+    """Return a repr without the modules of its classes, which may have moved, and without its line breaks."""
+    return re.sub(r"\s", "", re.sub(r"\bgleanrl\.(\w+\.)+", "", text))
 
 
 @pytest.mark.parametrize("name", OBJECTS)

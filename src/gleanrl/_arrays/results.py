@@ -1,8 +1,12 @@
-"""Frozen results that components exchange: write placements, sampler draws and buffer counters."""
+"""Frozen results that components exchange: write placements, sampler draws and buffer counters.
+
+`laid_out`, `text_table` and `html_table` return the texts by which results and parts show themselves.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -11,6 +15,66 @@ import torch
 from gleanrl.errors import MissingKeyError
 
 _NOTHING: Mapping[Any, torch.Tensor] = MappingProxyType({})
+
+_INDENT = "\n    "
+
+# Text and background come from the page, and gray lines show on light and dark pages alike.
+_CELL = (
+    "border: 1px solid rgba(128, 128, 128, 0.5); padding: 2px 8px; text-align: left; vertical-align: top; "
+    "white-space: pre-wrap; color: inherit; background: none"
+)
+
+
+def laid_out(name: str, lines: Iterable[str]) -> str:
+    """Return the repr of an object of class `name`, ``name(line, line)``, with each part on its own line."""
+    return f"{name}({','.join(_INDENT + line.replace(chr(10), _INDENT) for line in lines)})"
+
+
+def parts_text(name: str, parts: Mapping[str, object]) -> str:
+    """Return the repr of an object of class `name`, ``name(part=value)``, with each part on its own line."""
+    return laid_out(name, (f"{part}={value}" for part, value in parts.items()))
+
+
+def text_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table as lines of text, with aligned columns; the first column is aligned to the left."""
+    cells = [[*header], *([_on_a_line(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if position else cell.ljust(width)
+            for position, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    )
+
+
+def _on_a_line(cell: object) -> str:
+    text = str(cell)
+    return text if text.isprintable() else repr(text)
+
+
+def html_table(caption: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table in HTML for notebooks. All texts are escaped, because keys and values may contain markup."""
+
+    def line(kind: str, cells: Iterable[object]) -> str:
+        return (
+            "<tr>"
+            + "".join(f'<{kind} style="{_CELL}">{escape(str(cell))}</{kind}>' for cell in cells)
+            + "</tr>"
+        )
+
+    body = "".join(line("td", row) for row in rows)
+    return (
+        '<table style="border-collapse: collapse; color: inherit">'
+        f'<caption style="text-align: left; color: inherit">{escape(caption)}</caption>'
+        f"<thead>{line('th', header)}</thead><tbody>{body}</tbody></table>"
+    )
+
+
+def html_parts(name: str, parts: Mapping[str, object]) -> str:
+    """Return the parts that `parts_text` shows as a table in HTML."""
+    return html_table(name, ("part", "value"), parts.items())
+
 
 new_tuple = tuple.__new__
 """Makes a named tuple from all its fields in half the time of calling its class; for code that runs on every call."""
@@ -130,6 +194,13 @@ class BufferStats(NamedTuple):
     def utilization(self) -> float:
         """Stored fraction of the capacity, 0 to 1."""
         return self.rows / self.capacity
+
+    def __repr__(self) -> str:
+        """Return the counters, one on a line."""
+        return parts_text("BufferStats", self._asdict())
+
+    def _repr_html_(self) -> str:
+        return html_parts("BufferStats", self._asdict())
 
     def keys(self) -> tuple[str, ...]:
         """Return the names by which ``stats[name]`` reads a counter."""

@@ -19,6 +19,7 @@ from tensordict import TensorDictBase
 
 from gleanrl._arrays.allocate import BufferPool, lasting
 from gleanrl._arrays.ragged import Leaf, ObjectColumn
+from gleanrl._arrays.results import laid_out
 from gleanrl._arrays.tensordicts import (
     Path,
     TensorDictBuilder,
@@ -196,6 +197,10 @@ class Schema:
     def __repr__(self) -> str:
         """Return a text that shows each leaf."""
         return "Schema(" + ", ".join(f"{as_key(p)!r}: {f}" for p, f in self.items().items()) + ")"
+
+    def on_lines(self) -> str:
+        """Return the repr with each leaf on its own line."""
+        return laid_out("Schema", (f"{as_key(path)!r}: {field}" for path, field in self.items().items()))
 
     def items(self) -> dict[Path, Field]:
         """Return the fields by path, in order."""

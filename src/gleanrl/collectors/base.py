@@ -11,6 +11,7 @@ from typing import Any
 from tensordict import TensorDictBase
 from torch.utils.data import IterableDataset
 
+from gleanrl._arrays.results import html_parts, parts_text
 from gleanrl.collectors.background import Background
 from gleanrl.collectors.config import Settings
 from gleanrl.collectors.delivery import BatchDelivery, Finish, Packed
@@ -198,12 +199,17 @@ class ConfiguredCollector(DataCollectorBase):
         """Return True. Without this method Python would call `__len__`, which an endless collector doesn't have."""
         return True
 
+    def repr_parts(self) -> dict[str, object]:
+        """Return the parts that the repr shows, by name: here the budget."""
+        total = "endless" if self.total_frames == math.inf else self.total_frames
+        return {"frames_per_batch": self.frames_per_batch, "total_frames": total}
 
-def repr_of(collector: ConfiguredCollector, parts: str) -> str:
-    """Return a collector's repr: its class, the given `parts` and the budget."""
-    total = "endless" if collector.total_frames == math.inf else collector.total_frames
-    frames = f"frames_per_batch={collector.frames_per_batch}, total_frames={total}"
-    return f"{type(collector).__name__}({parts}, {frames})"
+    def __repr__(self) -> str:
+        """Return the parts and the budget, one on a line."""
+        return parts_text(type(self).__name__, self.repr_parts())
+
+    def _repr_html_(self) -> str:
+        return html_parts(type(self).__name__, self.repr_parts())
 
 
 class SourceCollector(ConfiguredCollector):

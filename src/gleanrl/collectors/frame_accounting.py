@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from gleanrl._arrays.native import record
+from gleanrl._arrays.results import html_parts, parts_text
 from gleanrl._state.state import StateReader
 
 Array = np.ndarray[Any, Any]
@@ -277,6 +278,16 @@ class CollectorStats:
     def stepped(self) -> int:
         """Frames that environments were stepped for: ``delivered + flagged + discarded``."""
         return self.delivered + self.flagged + self.discarded
+
+    def __repr__(self) -> str:
+        """Return the counters, one on a line."""
+        return parts_text("CollectorStats", self._repr_parts())
+
+    def _repr_html_(self) -> str:
+        return html_parts("CollectorStats", self._repr_parts())
+
+    def _repr_parts(self) -> dict[str, object]:
+        return {**vars(self), "reasons": dict(self.reasons)}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from tensordict.nn import InteractionType
 from gleanrl._process.worker import Timeouts
 from gleanrl._rollout.native_policies import Backend
 from gleanrl._util import integer, optional_callable, positive
-from gleanrl.collectors.base import Setting, SourceCollector, repr_of
+from gleanrl.collectors.base import Setting, SourceCollector
 from gleanrl.collectors.build import CollectorConfig
 from gleanrl.collectors.config import Settings
 from gleanrl.collectors.frame_accounting import Numbering
@@ -273,9 +273,9 @@ class WorkersCollector(SourceCollector):
         super()._close(close_env)
         self._cap.lift()
 
-    def __repr__(self) -> str:
-        """Show the workers and the budget."""
-        return repr_of(self, f"num_workers={self.num_workers}")
+    def repr_parts(self) -> dict[str, object]:
+        """Return the workers and the budget."""
+        return {"num_workers": self.num_workers, **super().repr_parts()}
 
 
 class MultiSyncDataCollector(WorkersCollector):

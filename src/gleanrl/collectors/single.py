@@ -11,7 +11,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
 from gleanrl._rollout.native_policies import Backend
-from gleanrl.collectors.base import Setting, SourceCollector, repr_of
+from gleanrl.collectors.base import Setting, SourceCollector
 from gleanrl.collectors.build import CollectorConfig, assemble, made_env, registered
 from gleanrl.collectors.config import Settings
 from gleanrl.collectors.policy_weights import made_policy
@@ -262,6 +262,6 @@ class SyncDataCollector(SourceCollector):
         method = getattr(self, method_name)
         return [method(*positional, **named) for positional, named in zip(args, kwargs, strict=True)]
 
-    def __repr__(self) -> str:
-        """Show the environment, the policy and the budget."""
-        return repr_of(self, f"env={self.env!r}, policy={type(self.policy).__name__}")
+    def repr_parts(self) -> dict[str, object]:
+        """Return the environment, the policy and the budget."""
+        return {"env": self.env, "policy": type(self.policy).__name__, **super().repr_parts()}

@@ -66,7 +66,9 @@ def test_repr_of_a_part_shows_its_arguments(part, shown):
 def test_a_buffer_shows_its_parts_and_so_do_copies():
     buffer = ReplayBuffer(sampler=SliceSampler(slice_len=4), storage=LazyTensorStorage(9), batch_size=8)
     shown = repr(buffer)
-    assert "sampler=SliceSampler(slice_len=4), writer=RoundRobinWriter()" in shown and " at 0x" not in shown
+    assert (
+        "sampler=SliceSampler(slice_len=4),\n    writer=RoundRobinWriter()" in shown and " at 0x" not in shown
+    )
     assert repr(pickle.loads(pickle.dumps(buffer.sampler))) == repr(copy.deepcopy(buffer.sampler))
     assert repr(copy.deepcopy(buffer.sampler)) == "SliceSampler(slice_len=4)"
 

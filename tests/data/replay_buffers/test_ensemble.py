@@ -401,7 +401,7 @@ def test_seed_determines_the_samples():
 def test_repr_shows_the_members():
     ensemble = three()
     ensemble.sample()
-    assert repr(ensemble).count("ReplayBuffer(storage=LazyTensorStorage") == 3
+    assert repr(ensemble).count("ReplayBuffer(\n        storage=LazyTensorStorage") == 3
     assert [stats.rows for stats in ensemble.stats()] == [9, 10, 10]
     assert sum(stats.batches_sampled for stats in ensemble.stats()) == 3
 

@@ -33,7 +33,8 @@ def found(buffer: ReplayBuffer) -> list[tuple[str, int, int]]:
     return [(problem.rule, problem.rows, problem.slot) for problem in report.problems]
 
 
-ALL = ("schema", "generations", "flags", "next observation", "ids")
+VALUES = ("not finite", "constant column")
+ALL = ("schema", "generations", "flags", "next observation", "ids", *VALUES)
 
 
 @pytest.mark.parametrize("count", [1, 18, 20, 53])
@@ -109,15 +110,58 @@ def test_rows_that_look_further_ahead_have_another_next_observation():
 def test_verify_skips_checks_that_need_columns_or_order():
     objects = ReplayBuffer(storage=ListStorage(5))
     objects.extend([1, "two", None])
-    assert objects.verify() == (3, None, ("schema", "generations"), ())
+    assert objects.verify() == (3, None, ("schema", "generations", *VALUES), (), ())
     best = ReplayBuffer(storage=LazyTensorStorage(5), writer=TensorDictMaxValueWriter())
     best.extend(steps(12))
     report = best.verify()
-    assert report.ok and report.trajectories is None and report.checks == ALL[:3]
+    assert report.ok and report.trajectories is None and report.checks == (*ALL[:3], *VALUES)
     plain = ReplayBuffer(storage=LazyTensorStorage(5))
     plain.extend(torch.arange(3))
-    assert plain.verify().checks == ("schema", "generations")
+    assert plain.verify().checks == ("schema", "generations", "constant column")
     assert ReplayBuffer(storage=LazyTensorStorage(5)).verify().ok
+
+
+NOT_FINITE = [("next", "reward"), ("group", "action"), "observation", ("logits", "deep")]
+
+
+@pytest.mark.parametrize("key", NOT_FINITE)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("made", [LazyTensorStorage, ListStorage])
+def test_values_that_are_not_finite_fail_in_rewards_and_actions_and_warn_elsewhere(made, key, value):
+    data = TensorDict({key: torch.arange(12.0).view(6, 2), "other": torch.arange(6)}, [6])
+    data[key][torch.tensor([2, 4]), 1] = value
+    buffer = ReplayBuffer(storage=made(10))
+    buffer.extend(data)
+    report = buffer.verify()
+    fails = key in NOT_FINITE[:2]
+    assert report.ok is not fails and not (report.warnings if fails else report.problems)
+    ((rule, rows, slot, message),) = report.problems if fails else report.warnings
+    assert (rule, rows, slot) == ("not finite", 2, 2) and message.startswith(repr(key))
+
+
+def test_constant_columns_only_warn():
+    data = steps(12)
+    data["next", "reward"].fill_(1.0)
+    data["goal"] = torch.tensor([1.0, torch.nan]).expand(12, 2)
+    report = stored(data).verify()
+    assert (
+        report.ok
+        and [one[:3] for one in report.warnings if one.rule == "constant column"]
+        == [("constant column", 12, 0)] * 2
+    )
+    assert {one.message.split(" is")[0] for one in report.warnings if one.rule == "constant column"} == {
+        "('next', 'reward')",
+        "'goal'",
+    }
+    assert not stored(data[:1].exclude("goal")).verify().warnings  # one row tells nothing
+    assert "warnings" not in repr(stored(steps(12)).verify()) and "warnings=(" in repr(report)
+
+
+def test_flags_and_ids_of_collectors_may_be_constant():
+    data = steps(4, episode=9)
+    data["is_init"] = torch.zeros(4, 1, dtype=torch.bool)
+    data["collector", "mask"] = torch.ones(4, dtype=torch.bool)
+    assert not stored(data).verify().warnings
 
 
 def test_contradictory_generations_are_found():

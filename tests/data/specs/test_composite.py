@@ -210,6 +210,13 @@ def test_nested_keys_and_bad_sources_in_the_constructor():
         Composite([1])
 
 
+def test_notebooks_show_each_leaf_in_a_row_and_escape_keys():
+    spec = Composite({"a": Composite({"<b>": Categorical(2)}), "c": Unbounded((3,)), "n": None})
+    html = spec._repr_html_()
+    assert html.count("<tr>") == 4 and "<b>" not in html and "(&#x27;a&#x27;, &#x27;&lt;b&gt;&#x27;)" in html
+    assert Categorical(2)._repr_html_().count("<tr>") == 2 and Composite()._repr_html_().count("<tr>") == 1
+
+
 def test_repr_shows_the_tree():
     assert repr(Composite(a={"b": Categorical(2)}, n=None)) == (
         "Composite(\n    a: Composite(\n        b: Categorical(n=2, shape=(), dtype=int64),\n"

@@ -14,7 +14,7 @@ from gleanrl._process.ray import RayRuntime
 from gleanrl._process.worker import Timeouts
 from gleanrl._rollout.native_policies import Backend
 from gleanrl._util import flag, integer, positive
-from gleanrl.collectors.base import SourceCollector, repr_of
+from gleanrl.collectors.base import SourceCollector
 from gleanrl.collectors.build import is_placed
 from gleanrl.collectors.config import Settings
 from gleanrl.collectors.distributed.actor import NodeMaker
@@ -336,9 +336,9 @@ class RayCollector(SourceCollector):
             extra, options = keywords_of(collector_kwargs, count), options_of_actors(remote_configs, count)
             self._nodes.add(self._makers(self._environments(create_env_fn, extra), extra, options))
 
-    def __repr__(self) -> str:
-        """Show the nodes and the budget."""
-        return repr_of(self, f"num_collectors={self.num_workers}")
+    def repr_parts(self) -> dict[str, object]:
+        """Return the nodes and the budget."""
+        return {"num_collectors": self.num_workers, **super().repr_parts()}
 
 
 def _interval_of(max_weight_update_interval: Any, update_after_each_batch: bool) -> int | None:

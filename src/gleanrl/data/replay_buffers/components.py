@@ -323,3 +323,20 @@ def made(name: str, part: Any) -> Any:
     """
     found = _ADAPTERS[name](part)
     return _ADAPTERS[name](part()) if callable(part) and not isinstance(found, _KINDS[name]) else found
+
+
+def share_parts(gate: BufferLock, parts: Parts, limited: bool = False) -> None:
+    """Let several processes use the parts (see `ReplayBuffer.share`), or raise and change nothing.
+
+    Args:
+        gate: the lock of the buffer, or of all buffers over its storage.
+        parts: the parts of the buffer, which may not have joined it yet.
+        limited: whether the buffer is about to get a rate limiter.
+    """
+    with gate.lock:
+        if limited or gate.limiter is not None:
+            raise UnsupportedError(
+                "share: the buffer's rate limiter counts in one process only; make the buffer without it"
+            )
+        if gate.shared is None:
+            gate.share(parts.share())

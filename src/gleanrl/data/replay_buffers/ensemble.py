@@ -9,10 +9,11 @@ from typing import Any, Literal, NoReturn, overload
 import torch
 from tensordict import TensorDictBase
 
-from gleanrl._arrays.results import BufferStats
+from gleanrl._arrays.results import BufferStats, html_parts, laid_out
 from gleanrl._arrays.tensordicts import mark_rows
 from gleanrl._state.rng import distinct_seeds
 from gleanrl.data.replay_buffers.checkpointers.buffers import Checkpointed, with_records
+from gleanrl.data.replay_buffers.describe import BufferDescription, StoredEpisodes
 from gleanrl.data.replay_buffers.draws import DrawPosition, Keys
 from gleanrl.data.replay_buffers.lock import BufferLock
 from gleanrl.data.replay_buffers.replay_buffer import ReplayBuffer
@@ -496,6 +497,14 @@ class ReplayBufferEnsemble(Checkpointed):
         """Return the counters of each member."""
         return tuple(member.stats() for member in self._members)
 
+    def describe(self) -> tuple[BufferDescription, ...]:
+        """Return the statistics of each member's stored keys, one member after another."""
+        return tuple(member.describe() for member in self._members)
+
+    def episodes(self) -> tuple[StoredEpisodes, ...]:
+        """Return the stored trajectories of each member; see `ReplayBuffer.episodes` for the errors."""
+        return tuple(member.episodes() for member in self._members)
+
     @distinct_seeds()
     def state_dict(self) -> dict[str, Any]:
         """Return copies of the states of the members, one after another, of the choices and the transforms."""
@@ -552,5 +561,8 @@ class ReplayBufferEnsemble(Checkpointed):
 
     def __repr__(self) -> str:
         """Show the members."""
-        members = "".join(f"\n    {member!r}," for member in self._members)
-        return f"ReplayBufferEnsemble({members}\n    batch_size={self.batch_size})"
+        return laid_out("ReplayBufferEnsemble", (*map(repr, self._members), f"batch_size={self.batch_size}"))
+
+    def _repr_html_(self) -> str:
+        members = {f"member {number}": member for number, member in enumerate(self._members)}
+        return html_parts("ReplayBufferEnsemble", {**members, "batch_size": self.batch_size})

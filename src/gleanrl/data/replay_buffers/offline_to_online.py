@@ -8,6 +8,7 @@ import torch
 from tensordict import is_tensor_collection
 from torch.utils import _pytree
 
+from gleanrl._arrays.results import html_parts, parts_text
 from gleanrl._util import non_negative, positive, positive_or_none
 from gleanrl.compat import bind_unserved
 from gleanrl.data.replay_buffers.presets import TensorDictReplayBuffer
@@ -166,10 +167,14 @@ class OfflineToOnlineReplayBuffer:
 
     def __repr__(self) -> str:
         """Show both buffers and the fraction."""
-        return (
-            f"OfflineToOnlineReplayBuffer(offline={self._offline!r}, online={self._online!r}, "
-            f"offline_fraction={self._fraction}, batch_size={self._batch_size})"
-        )
+        return parts_text("OfflineToOnlineReplayBuffer", self._repr_parts())
+
+    def _repr_html_(self) -> str:
+        return html_parts("OfflineToOnlineReplayBuffer", self._repr_parts())
+
+    def _repr_parts(self) -> dict[str, object]:
+        sources = {"offline": self._offline, "online": self._online}
+        return {**sources, "offline_fraction": self._fraction, "batch_size": self._batch_size}
 
 
 def _drawn(source: Any, count: int) -> Any:

@@ -13,13 +13,14 @@ import torch
 from tensordict import TensorDictBase
 
 from gleanrl._arrays.devices import outside_graphs
-from gleanrl._arrays.results import BufferStats
+from gleanrl._arrays.results import BufferStats, html_parts, parts_text
 from gleanrl._os import proc
 from gleanrl._os.interrupts import ForkSafeLock
 from gleanrl._util import non_negative, overridden
 from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
 from gleanrl.data.replay_buffers.checkpointers.buffers import Checkpointed, with_records
-from gleanrl.data.replay_buffers.components import Parts
+from gleanrl.data.replay_buffers.components import Parts, share_parts
+from gleanrl.data.replay_buffers.describe import BufferDescription, StoredEpisodes, describe, stored_episodes
 from gleanrl.data.replay_buffers.draws import Draws
 from gleanrl.data.replay_buffers.lock import BufferLock
 from gleanrl.data.replay_buffers.prefetch import Prefetcher, make_prefetcher
@@ -237,7 +238,7 @@ class Composed(Checkpointed):
         """
         with self._gate.lock:
             if shared:
-                _share(self._gate, self._parts)
+                share_parts(self._gate, self._parts)
             elif self.shared:
                 raise UnsupportedError(
                     "share: a shared buffer stays shared, since other processes may use it; make a new buffer"
@@ -329,31 +330,17 @@ class Composed(Checkpointed):
                 self._parts.go_apart(self._gate.shared.next_copy())
             self._draws.rejoin()
 
-    def __repr__(self) -> str:
-        """Show the parts and the batch size."""
+    def _repr_parts(self) -> dict[str, object]:
         if not self.initialized:
-            return f"{type(self).__name__}(its parts are made at the first use)"
-        return (
-            f"{type(self).__name__}(storage={self._storage!r}, sampler={self._sampler!r}, "
-            f"writer={self._writer!r}, batch_size={self.batch_size})"
-        )
+            return {"parts": "made at the first use"}
+        return {name: getattr(self, name) for name in ("storage", "sampler", "writer", "batch_size")}
 
+    def __repr__(self) -> str:
+        """Show the parts and the batch size; records aren't read."""
+        return parts_text(type(self).__name__, self._repr_parts())
 
-def _share(gate: BufferLock, parts: Parts, limited: bool = False) -> None:
-    """Let several processes use the parts (see `Composed.share`), or raise and change nothing.
-
-    Args:
-        gate: the lock of the buffer, or of all buffers over its storage.
-        parts: the parts of the buffer, which may not have joined it yet.
-        limited: whether the buffer is about to get a rate limiter.
-    """
-    with gate.lock:
-        if limited or gate.limiter is not None:
-            raise UnsupportedError(
-                "share: the buffer's rate limiter counts in one process only; make the buffer without it"
-            )
-        if gate.shared is None:
-            gate.share(parts.share())
+    def _repr_html_(self) -> str:
+        return html_parts(type(self).__name__, self._repr_parts())
 
 
 class ReplayBuffer(Composed):
@@ -501,7 +488,7 @@ class ReplayBuffer(Composed):
             made.sampler.set_seed(seed)
         # Only one of the two, so that a refusal by one doesn't leave the effect of the other.
         if shared or isinstance(made.storage, SharedTensorStorage):
-            _share(gate, made, limited=rate_limiter is not None)
+            share_parts(gate, made, limited=rate_limiter is not None)
         elif rate_limiter is not None:
             limit(gate, rate_limiter, made.storage)
         # Nothing fails from here on. A failed construction leaves every part without an owner, and the attributes
@@ -794,3 +781,19 @@ class ReplayBuffer(Composed):
         """Check every stored record by the rules of `audit`; other threads wait meanwhile."""
         with self._gate.lock:
             return audit(self._parts.storage)
+
+    def describe(self) -> BufferDescription:
+        """Return statistics of each stored key; other threads wait meanwhile, so they show one moment."""
+        with self._gate.lock:
+            return describe(self._parts.storage)
+
+    def episodes(self) -> StoredEpisodes:
+        """Return the stored trajectories, by the keys of the sampler; other threads wait meanwhile.
+
+        Raises:
+            MissingKeyError: no stored column tells where trajectories end.
+            SchemaError: a flag isn't 0 or 1, or an id isn't a whole number.
+            UnsupportedError: the storage has no columns, or its records aren't in the order of time.
+        """
+        with self._gate.lock:
+            return stored_episodes(self._parts.storage, self._parts.sampler.episode_table, self.write_count)

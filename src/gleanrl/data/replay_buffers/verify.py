@@ -8,13 +8,27 @@ from typing import NamedTuple
 import torch
 
 from gleanrl._arrays.native import Episodes
-from gleanrl._arrays.schema import Schema
-from gleanrl._arrays.tensordicts import FLAGS, Path, as_key
-from gleanrl.data.replay_buffers.samplers.episode_index import BoundaryKeys, EpisodeTable, locate, runs_of
+from gleanrl._arrays.results import html_parts, parts_text
+from gleanrl._arrays.tensordicts import FLAGS, as_key
+from gleanrl.data.replay_buffers.describe import (
+    column_statistics,
+    differ,
+    end_flags,
+    linked_runs,
+    observed_twice,
+    wide,
+)
+from gleanrl.data.replay_buffers.samplers.episode_index import (
+    BoundaryKeys,
+    EpisodeTable,
+    later,
+    locate,
+    runs_of,
+)
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.lists import ListStorage
 from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
-from gleanrl.data.trajectories import STEPS, TRAJ_IDS, same_bits, twins
+from gleanrl.data.trajectories import STEPS, TRAJ_IDS
 from gleanrl.errors import MissingKeyError, SchemaError
 
 _CHUNK = 1 << 16  # time steps checked at once
@@ -24,7 +38,7 @@ class AuditProblem(NamedTuple):
     """One kind of problem, with the first slot that has it."""
 
     rule: str
-    """``"schema"``, ``"generations"``, ``"flags"``, ``"next observation"`` or ``"ids"``."""
+    """The rule, as `ReplayBuffer.verify` lists them, for example ``"flags"``."""
     rows: int
     """Number of rows that violate the rule."""
     slot: int
@@ -44,11 +58,24 @@ class AuditReport(NamedTuple):
     """The rules that applied."""
     problems: tuple[AuditProblem, ...]
     """The violations, one entry for each kind."""
+    warnings: tuple[AuditProblem, ...] = ()
+    """Values that may be right, but often show a mistake: constant columns, and values that aren't finite."""
 
     @property
     def ok(self) -> bool:
-        """Whether there are no problems."""
+        """Whether there are no problems. Warnings don't count."""
         return not self.problems
+
+    def _parts(self) -> dict[str, object]:
+        parts = self._asdict()
+        return parts if self.warnings else {name: parts[name] for name in self._fields[:-1]}
+
+    def __repr__(self) -> str:
+        """Return the fields, one on a line, and the warnings if there are any."""
+        return parts_text("AuditReport", self._parts())
+
+    def _repr_html_(self) -> str:
+        return html_parts("AuditReport", self._parts())
 
 
 def audit(storage: Storage) -> AuditReport:
@@ -80,20 +107,46 @@ def audit(storage: Storage) -> AuditReport:
         [('next observation', 1)]
     """
     checks, problems = ["schema", "generations"], _check_storage(storage)
-    if not isinstance(storage, TensorStorage) or not len(storage):
-        return AuditReport(len(storage), None, tuple(checks), tuple(problems))
-    found = _Findings()
+    found, warned = _Findings(), _Findings()
+    trajectories = None
+    if isinstance(storage, TensorStorage) and len(storage):
+        trajectories = _check_steps(storage, checks, found)
+    if not problems:
+        checks += _check_values(storage, found, warned)
+    return AuditReport(
+        len(storage), trajectories, tuple(checks), (*problems, *found.problems()), warned.problems()
+    )
+
+
+def _check_steps(storage: TensorStorage, checks: list[str], found: _Findings) -> int | None:
+    """Check the rules that compare rows, and return the number of trajectories; None if it isn't known."""
     if flags := _check_flags(storage, found):
         checks.append(flags)
     try:
         table = EpisodeTable(BoundaryKeys()).of(storage) if storage.ordered else None
     except (MissingKeyError, SchemaError):
         table = None
-    trajectories = None
-    if table is not None:
-        trajectories = table.num_runs(1)
-        checks += [*_check_chain(storage, table, found), *_check_ids(storage, table, found)]
-    return AuditReport(len(storage), trajectories, tuple(checks), (*problems, *found.problems()))
+    if table is None:
+        return None
+    checks += [*_check_chain(storage, table, found), *_check_ids(storage, table, found)]
+    return table.num_runs(1)
+
+
+def _check_values(storage: Storage, found: _Findings, warned: _Findings) -> list[str]:
+    """Check that values are finite and that columns aren't constant; return the names of the rules that applied."""
+    checks = dict[str, None]()
+    for path, column in column_statistics(storage).items():
+        if column.dtype is None or column.dtype.is_floating_point or column.dtype.is_complex:
+            checks["not finite"] = None
+        if column.first_nonfinite is not None:
+            kind = found if path[-1] in ("action", "reward") else warned
+            message = f"{as_key(path)!r} has a NaN or an infinite value"
+            kind.count("not finite", message, column.nonfinite_rows, column.first_nonfinite)
+        if column.dtype != torch.bool and path[0] != "collector":
+            checks["constant column"] = None
+            if column.constant:
+                warned.count("constant column", f"{as_key(path)!r} is equal in all rows", column.rows, 0)
+    return [*checks]
 
 
 class _Findings:
@@ -105,8 +158,12 @@ class _Findings:
     def add(self, rule: str, message: str, slots: torch.Tensor) -> None:
         """Record the rows `slots`, ``(n,)`` int64, as violations of a rule."""
         if slots.shape[0]:
-            count, first = self._found.get((rule, message), (0, int(slots[0])))
-            self._found[rule, message] = count + slots.shape[0], first
+            self.count(rule, message, slots.shape[0], int(slots[0]))
+
+    def count(self, rule: str, message: str, rows: int, slot: int) -> None:
+        """Record a number of rows, of which `slot` is the first, as violations of a rule."""
+        count, first = self._found.get((rule, message), (0, slot))
+        self._found[rule, message] = count + rows, first
 
     def problems(self) -> tuple[AuditProblem, ...]:
         """Return one problem for each kind."""
@@ -139,7 +196,7 @@ def _check_flags(storage: TensorStorage, found: _Findings) -> str | None:
     complete = [group for group in groups if all((*group, flag) in schema for flag in FLAGS)]
     for group in sorted(complete):
         done, terminated, truncated = (storage.column((*group, flag))[: len(storage)] for flag in FLAGS)
-        wrong = _wide(done != (terminated | truncated)).any(1)
+        wrong = wide(done != (terminated | truncated)).any(1)
         message = f"{as_key((*group, 'done'))!r} isn't terminated or truncated"
         found.add("flags", message, wrong.nonzero()[:, 0].cpu())
     return "flags" if complete else None
@@ -159,28 +216,15 @@ def _pairs(storage: TensorStorage, table: Episodes) -> Iterator[tuple[torch.Tens
 def _check_chain(storage: TensorStorage, table: Episodes, found: _Findings) -> list[str]:
     """Check that each step's next observation is the following step's observation."""
     schema = storage.format.schema
-    observed = _observed(schema)
+    observed = observed_twice(schema)
     for slots, following in _pairs(storage, table) if observed else ():
         if STEPS in schema:  # the next observation of an n-step row isn't the following step's
-            single = _wide(storage.column(STEPS)[slots])[:, 0] == 1
+            single = wide(storage.column(STEPS)[slots])[:, 0] == 1
             slots, following = slots[single.cpu()], following[single.cpu()]
         for path in observed:
             message = f"{as_key(path)!r} isn't {as_key(path[1:])!r} of the following step"
-            found.add("next observation", message, slots[_differ(storage, path, slots, following)])
+            found.add("next observation", message, slots[differ(storage, path, slots, following)])
     return ["next observation"] if observed else []
-
-
-def _observed(schema: Schema) -> list[Path]:
-    """Return the entries below ``next`` that the following step's root also has."""
-    return twins(
-        {path: field for path, field in zip(schema.paths, schema.fields, strict=True) if not field.is_list}
-    )
-
-
-def _differ(storage: TensorStorage, path: Path, slots: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
-    """Return where an entry below ``next`` differs from the following slot's root, ``(n,)`` bool."""
-    coming, root = storage.column(path)[slots], storage.column(path[1:])[following]
-    return ~same_bits(coming, root, 1).cpu()
 
 
 def _check_ids(storage: TensorStorage, table: Episodes, found: _Findings) -> list[str]:
@@ -188,34 +232,15 @@ def _check_ids(storage: TensorStorage, table: Episodes, found: _Findings) -> lis
     schema = storage.format.schema
     if TRAJ_IDS not in schema:
         return []
-    streams = table.num_streams
     first, length = runs_of(table)
-    stream = first % streams
-    last = ((first // streams + length - 1) % table.capacity) * streams + stream
-    ids = storage.column(TRAJ_IDS).view(-1)[last].cpu()
-    flags = {flag: torch.zeros(first.shape, dtype=torch.bool, device="cpu") for flag in FLAGS}
-    for path in schema.paths:
-        if path[0] == "next" and path[-1] in FLAGS:
-            flags[path[-1]] |= _wide(storage.column(path)[last]).any(1).cpu()
-    ended = flags["done"] | flags["terminated"] | flags["truncated"]
-    # Stable, so that the runs of one id stay in the order of time within a stream.
-    order = torch.sort(ids, stable=True).indices
-    same = (ids[order][1:] == ids[order][:-1]) & (ids[order][1:] >= 0)
-    earlier, later = order[:-1][same], order[1:][same]
-    apart = stream[earlier] != stream[later]
-    found.add("ids", f"an id of {as_key(TRAJ_IDS)!r} occurs in two streams", first[later[apart]])
-    again = ended[earlier] & ~apart
-    cut, observed = flags["truncated"] & ~flags["terminated"], _observed(schema)
-    goes_on = cut[earlier] if observed else torch.zeros_like(again)
-    for path in observed:
-        goes_on &= ~_differ(storage, path, last[earlier], first[later])
-    again &= ~goes_on
+    last, stream = later(table, first, length - 1), first % table.num_streams
+    links = linked_runs(storage, first, last, end_flags(storage, last))
+    apart = stream[links.earlier] != stream[links.later]
+    found.add("ids", f"an id of {as_key(TRAJ_IDS)!r} occurs in two streams", first[links.later[apart]])
+    again = links.ended & ~apart & ~links.continued
     found.add(
-        "ids", f"an id of {as_key(TRAJ_IDS)!r} continues after its trajectory ended", first[later[again]]
+        "ids",
+        f"an id of {as_key(TRAJ_IDS)!r} continues after its trajectory ended",
+        first[links.later[again]],
     )
     return ["ids"]
-
-
-def _wide(rows: torch.Tensor) -> torch.Tensor:
-    """Return a tensor ``(n, ...)`` reshaped to ``(n, values of a row)``."""
-    return rows.reshape(rows.shape[0], rows.shape[1:].numel())

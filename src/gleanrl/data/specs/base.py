@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.overrides import resolve_name
 from typing_extensions import Self
 
+from gleanrl._arrays.results import html_table
 from gleanrl.data.specs.spaces import lost_change
 from gleanrl.errors import (
     IndexRangeError,
@@ -735,6 +736,13 @@ class TensorSpec(Geometry):
     def __bool__(self) -> bool:
         """Return True, so that `if spec:` tells a spec from None, whatever the spec's length."""
         return True
+
+    def _repr_html_(self) -> str:
+        return html_table(type(self).__name__, ("key", "spec"), self.listed().items())
+
+    def listed(self) -> dict[Any, Any]:
+        """Return the specs of all leaves by key; the key of a spec that isn't composite is empty."""
+        return {"": self}
 
     @classmethod
     def __torch_function__(

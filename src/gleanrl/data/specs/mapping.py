@@ -121,6 +121,10 @@ class SpecMapping(TensorSpec):
         """The batch size of the values: the shape."""
         return self.shape
 
+    def listed(self) -> dict[Any, Any]:
+        """Return the specs of all leaves by key, a tuple for a nested one."""
+        return dict(self.items(True, True))
+
     @abstractmethod
     def _entries(self) -> dict[str, Entry]:
         """Return the entries by name, in a new dictionary."""

@@ -285,6 +285,20 @@ def test_errors_of_the_actor_reach_the_caller(remote):
         assert len(remote.sample(3)) == 3
 
 
+def test_an_actor_describes_its_records(remote):
+    data = rows(0, 6)
+    data["next"] = TensorDict({"reward": torch.ones(6), "done": torch.arange(6)[:, None] % 3 == 2}, [6])
+    remote.extend(data)
+    local = ReplayBuffer(storage=LazyTensorStorage(len(remote)))
+    local.extend(data)
+    without_size = [
+        {key: one._replace(megabytes=0) for key, one in rb.describe().items()} for rb in (remote, local)
+    ]
+    assert without_size[0] == without_size[1] and str(remote.describe()).startswith("key")
+    assert str(remote.episodes()) == str(local.episodes()) and len(remote.episodes()) == 2
+    assert "<table" in remote._repr_html_() and "reward" in remote._repr_html_()
+
+
 def test_parts_stay_and_are_reached(remote):
     remote.sampler.beta = 0.9
     assert remote.sampler.beta == 0.9 and "PrioritizedSampler" in repr(remote.sampler)

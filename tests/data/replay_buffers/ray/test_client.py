@@ -54,12 +54,13 @@ def test_dead_actor_raises_at_once_with_advice(ray_session):
     for call in (buffer.sample, lambda: len(buffer), lambda: buffer.extend(torch.arange(3))):
         with pytest.raises(WorkerCrashedError, match="checkpoint"):
             call()
+    assert repr(buffer) == "RayReplayBuffer(its actor has ended)" and "ended" in buffer._repr_html_()
     buffer.shutdown()
     buffer.shutdown()
     for call in (buffer.sample, lambda: len(buffer), lambda: buffer.sampler.ran_out):
         with pytest.raises(ClosedError):
             call()
-    assert repr(buffer) == "RayReplayBuffer(shut down)"
+    assert repr(buffer) == "RayReplayBuffer(shut down)" and "ended" in buffer._repr_html_()
 
 
 def test_the_end_waits_for_all_messages_together(ray_session, monkeypatch):

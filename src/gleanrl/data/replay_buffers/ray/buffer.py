@@ -10,6 +10,7 @@ from typing import Any, Literal, overload
 import torch
 from tensordict import TensorDictBase
 
+from gleanrl._arrays.results import html_parts, laid_out
 from gleanrl._checkpoint.folder import Folder
 from gleanrl._os import clock
 from gleanrl._process.ray import RayRuntime
@@ -23,7 +24,13 @@ from gleanrl.data.replay_buffers.ray.actor import BufferHost, Dumping, Opened, T
 from gleanrl.data.replay_buffers.ray.client import Client
 from gleanrl.data.replay_buffers.replay_buffer import ReplayBuffer
 from gleanrl.data.replay_buffers.sampling import ChosenKeys, Served, Server
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
+from gleanrl.errors import (
+    ClosedError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    UnsupportedError,
+    WorkerCrashedError,
+)
 
 _PARTS = ("sampler", "storage", "transform", "transforms", "writer")
 _SECONDS_BETWEEN_LOOKS = 0.01
@@ -277,10 +284,19 @@ class RayReplayBuffer:
         return _joined, (type(self), self._kind, self._client.actor, self._client.opened)
 
     def __repr__(self) -> str:
-        """Show the buffer, unless it is shut down."""
+        """Show the buffer, unless its actor has ended."""
         if self._client.runtime.ended:
             return f"{type(self).__name__}(shut down)"
-        return f"{type(self).__name__}({self._client.call(('__repr__',))})"
+        try:
+            return laid_out(type(self).__name__, [self._client.call(("__repr__",))])
+        except WorkerCrashedError:
+            return f"{type(self).__name__}(its actor has ended)"
+
+    def _repr_html_(self) -> str:
+        try:
+            return f"<b>{type(self).__name__}</b>{self._client.call(('_repr_html_',))}"
+        except (ClosedError, WorkerCrashedError):
+            return html_parts(type(self).__name__, {"actor": "ended"})
 
 
 class RemoteTensorDictReplayBuffer(RayReplayBuffer):

@@ -70,6 +70,8 @@ class Sampler(Part, Stateful[Any]):
     """Whether a drawn record isn't drawn again, at least within the same epoch."""
     cuts = False
     """Whether draws depend on where trajectories end. If False, `is_unbroken` is never called."""
+    episode_table: Any = None
+    """The `EpisodeTable` of a sampler that draws slices; None for other samplers."""
     draws_ahead = True
     """Whether draws can be taken back (see `place`), so that the buffer may draw batches ahead."""
     reduction = "max"

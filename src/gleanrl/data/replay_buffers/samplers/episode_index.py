@@ -112,6 +112,18 @@ class EpisodeTable(Follower[Storage]):
             self.unfollow()
         return unbroken
 
+    def ends_at(self, slots: torch.Tensor) -> torch.Tensor | None:
+        """Return whether a flag, or one of the user's `ends`, ends a trajectory at `slots`, ``(n,)`` bool.
+
+        None if there are no flags and no `ends`. The table has to be in sync (see `of`).
+        """
+        assert self._reader is not None
+        at = slots.numpy()
+        ends, _ = self._reader.read(at)
+        if self._ends is not None:
+            ends = self._ends[at] if ends is None else ends | self._ends[at]
+        return None if ends is None else torch.from_numpy(ends)
+
     @property
     def _static(self) -> bool:
         return self._ends is not None or self._trajectories is not None

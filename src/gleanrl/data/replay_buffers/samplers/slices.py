@@ -29,6 +29,7 @@ def _rule_property(name: str, doc: str) -> Any:
     return property(attrgetter(f"_slices.rule.{name}"), doc=doc)
 
 
+_TABLE = property(attrgetter("_slices.table"), doc="The table of the trajectories that slices are cut from.")
 _NUM_SLICES = _rule_property("num_slices", "Slices in a batch; None if `slice_len` is given.")
 _SLICE_LEN = _rule_property("slice_len", "Steps of a slice; None if `num_slices` is given.")
 _STRICT_LENGTH = _rule_property("strict", "Whether trajectories shorter than a slice are left out.")
@@ -92,7 +93,7 @@ class SliceSampler(UnitSampler):
     """
 
     num_slices, slice_len, strict_length = _NUM_SLICES, _SLICE_LEN, _STRICT_LENGTH
-    truncated_key, span = _TRUNCATED_KEY, _SPAN
+    truncated_key, span, episode_table = _TRUNCATED_KEY, _SPAN, _TABLE
 
     def __init__(
         self,
@@ -162,7 +163,7 @@ class SliceSamplerWithoutReplacement(EpochSampler):
     """
 
     num_slices, slice_len, strict_length = _NUM_SLICES, _SLICE_LEN, _STRICT_LENGTH
-    truncated_key, span = _TRUNCATED_KEY, _SPAN
+    truncated_key, span, episode_table = _TRUNCATED_KEY, _SPAN, _TABLE
 
     def __init__(
         self,
@@ -211,7 +212,7 @@ class PrioritizedSliceSampler(Prioritized):
     """
 
     num_slices, slice_len, strict_length = _NUM_SLICES, _SLICE_LEN, _STRICT_LENGTH
-    truncated_key, span = _TRUNCATED_KEY, _SPAN
+    truncated_key, span, episode_table = _TRUNCATED_KEY, _SPAN, _TABLE
 
     def __init__(
         self,

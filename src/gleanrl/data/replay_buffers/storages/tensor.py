@@ -690,8 +690,8 @@ class TensorStorage(TabledStorage):
         assert bool((generations[: len(self)] > 0).all()), "a stored row was never written"
 
     def __repr__(self) -> str:
-        """Return a text with class, size and schema."""
-        schema = "no schema yet" if self._table is None else repr(self._table.form.schema)
+        """Return the class, the size and the schema, with one key on a line."""
+        schema = "no schema yet" if self._table is None else self._table.form.schema.on_lines()
         return f"{type(self).__name__}({len(self)} of {self.max_size} rows, {schema})"
 
 
