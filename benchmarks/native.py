@@ -151,7 +151,7 @@ def _call() -> Work:
     block = Block(Schema({**roots, **outputs}), (), CALLS)
     block.column(("observation",)).copy_(torch.from_numpy(_observations()))
     layout = RowLayout((("observation",),), (("action",),), number)
-    core = NativePolicy("native", CounterGenerator(), roots, number)
+    core = NativePolicy("native", CounterGenerator(), roots, outputs, number)
     actor = PolicyActor(CATEGORICAL.by_module(), outputs, layout, native=core)
     with torch.no_grad():
         act = actor.bind(block)

@@ -61,7 +61,7 @@ class Setting:
         self._schema = Schema({**fields, **written})
         self.random = CounterGenerator()
         self.random.seed(seed)
-        self.native = NativePolicy(backend, self.random, fields, torch.Size(size))
+        self.native = NativePolicy(backend, self.random, fields, self.written, torch.Size(size))
         chosen = tuple(written) if actions is None else actions
         layout = RowLayout(tuple(roots), chosen, torch.Size(size), None, None)
         self._actor = PolicyActor(policy, self.written, layout, None, None, self.native)

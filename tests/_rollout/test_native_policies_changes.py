@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from tensordict.nn import NormalParamExtractor, TensorDictSequential
 from torch import Tensor, nn
 
+from tests._rollout.test_native_forward import network
 from tests._rollout.test_native_modules import Setting, floats, module, noise
 from tests._rollout.test_native_policies import X, Y, require_torch
 
@@ -29,7 +32,7 @@ class Shift(nn.Module):
 def test_weights_that_another_member_changes_take_effect_at_the_same_step() -> None:
     head = nn.Linear(4, 4)
     policy = TensorDictSequential(module(Shift(head), "x", "h"), module(head, "h", "y"))
-    setting = Setting(policy, X, Y)
+    setting = Setting(policy, X, {**Y, ("h",): floats(4)})
     bias = head.bias.detach().clone()
     actions = setting.play()[("y",)]
     assert setting.said[-1] == "Linear: native"
@@ -107,6 +110,52 @@ def test_a_mapping_of_scales_that_changes_takes_effect() -> None:
     assert setting.is_native()
     extractor.scale_mapping.min_val = 3.0
     require_torch(setting)
+
+
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [
+        (nn.LeakyReLU(), "negative_slope"),
+        (nn.ELU(), "alpha"),
+        (nn.Softplus(), "threshold"),
+        (nn.LayerNorm(4), "eps"),
+    ],
+    ids=str,
+)
+def test_a_tensor_as_the_number_of_a_layer_may_change(layer: nn.Module, name: str) -> None:
+    number = torch.tensor(0.5)
+    setattr(layer, name, number)
+    setting = Setting(module(layer), X, Y)
+    require_torch(setting)
+    number.fill_(3.0)
+    require_torch(setting)
+    assert setting.said == (
+        f"{type(layer).__name__}: torch ({type(layer).__name__} with {name} of type Tensor)",
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda net: setattr(type(net), "scale", property(lambda net: 7.0)),
+        lambda net: setattr(
+            type(net),
+            "__getattribute__",
+            lambda net, name: 7.0 if name == "scale" else nn.Module.__getattribute__(net, name),
+        ),
+        lambda net: setattr(type(net), "_call_impl", lambda net, x: x * 7.0),
+        lambda net: setattr(net, "_call_impl", lambda x: x * 7.0),
+    ],
+    ids=["property", "getattribute", "call of the class", "call"],
+)
+def test_changes_of_a_class_or_its_call_take_effect(change: Callable[[Any], None]) -> None:
+    net = network("return self.fc(x) * self.scale", imports=False)
+    setting = Setting(module(net), X, Y)
+    setting.play()
+    assert setting.is_native()
+    change(net)
+    require_torch(setting)
+    assert not setting.is_native()
 
 
 def test_parameters_whose_memory_was_freed_are_left_to_torch() -> None:

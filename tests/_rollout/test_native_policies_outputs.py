@@ -142,22 +142,28 @@ def test_actions_of_other_shapes_are_converted_or_refused_as_in_torch(
 
 
 # --------------------------------------------------------------------------------------------- limits of a comparison
-class Careful(nn.Module):
-    """Raises for every input outside of a range, as fixed rows are."""
+def test_members_that_torch_computes_are_not_called_for_the_comparison() -> None:
+    """They may count calls or keep running statistics outside of a module."""
+    calls: list[torch.Tensor] = []
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not bool(((x > 5) & (x < 6)).all()):
-            raise ValueError("an observation outside of its bounds")
-        return x
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        calls.append(x.clone())
+        return x * len(calls)
+
+    counting = TensorDictModule(counted, in_keys=["x"], out_keys=["h"])
+    policy = TensorDictSequential(counting, module(mlp(), "h", "y"))
+    setting = Setting(policy, X, {("h",): floats(4), **Y})
+    found = setting.play()
+    assert torch.equal(torch.stack(calls), X[("x",)])
+    assert torch.equal(found[("h",)], X[("x",)] * torch.arange(1.0, 4.0).unsqueeze(-1))
+    assert setting.said[1] == "Sequential: native"
 
 
-def test_members_behind_one_that_refuses_all_fixed_rows_are_not_trusted() -> None:
-    """Nothing was compared, so a difference could stay unseen."""
-    policy = TensorDictSequential(module(Careful(), "x", "h"), module(nn.Softplus(1.0, 200.0), "z", "y"))
-    roots = {("x",): torch.full((3, 4), 5.5), ("z",): noise(3, 4)}
-    setting = Setting(policy, roots, {("h",): floats(4), ("y",): floats(4)})
+def test_members_behind_an_output_without_a_column_are_left_to_torch() -> None:
+    policy = TensorDictSequential(module(nn.Softmin(-1), "x", "_h"), module(mlp(), "_h", "y"))
+    setting = Setting(policy, X, Y)
     require_torch(setting)
-    assert setting.said[1] != "Softplus: native", setting.said
+    assert "'_h' is no column" in setting.said[1]
 
 
 def test_a_comparison_leaves_generators_and_modules_unchanged() -> None:

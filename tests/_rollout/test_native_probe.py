@@ -39,32 +39,28 @@ def test_a_program_with_another_function_is_refused() -> None:
     emit, members = emitter(), [member(nn.Tanh())]
     wrong = Segment(emit, [segment_of(UnaryFunction.SIGMOID, emit)])
     with pytest.raises(NotNative, match="'y' differs"):
-        Probe(members, FIELDS, NO_BATCH).compare(members, 0, wrong)
+        Probe(FIELDS, NO_BATCH).compare(members, wrong)
     right = emitted(members, emitter())
-    Probe(members, FIELDS, NO_BATCH).compare(members, 0, right)
+    Probe(FIELDS, NO_BATCH).compare(members, right)
 
 
 def test_the_first_wrong_member_is_named() -> None:
     emit, members = emitter(), [member(nn.Tanh()), member(nn.ReLU(), "x", "z")]
     made = [segment_of(UnaryFunction.TANH, emit), segment_of(UnaryFunction.TANH, emit, target="z")]
     with pytest.raises(NotNative, match="'z' differs") as caught:
-        Probe(members, FIELDS, NO_BATCH).compare(members, 0, Segment(emit, made))
+        Probe(FIELDS, NO_BATCH).compare(members, Segment(emit, made))
     assert caught.value.position == 1
 
 
 def test_nan_must_be_where_torch_has_it() -> None:
     emit, members = emitter(), [member(nn.Identity())]
     quiet = emit.builder.unary(UnaryFunction.AT_LEAST, emit.builder.input(("x",)), -1e30)
-    Probe(members, FIELDS, NO_BATCH).compare(
-        members, 0, Segment(emit, [MemberResults({("y",): quiet}, None, [])])
-    )
+    Probe(FIELDS, NO_BATCH).compare(members, Segment(emit, [MemberResults({("y",): quiet}, None, [])]))
     emit = emitter()
     x = emit.builder.input(("x",))
     finite = emit.builder.unary(UnaryFunction.AT_MOST, x, 1e30)  # infinity becomes 1e30
     with pytest.raises(NotNative, match="differs"):
-        Probe(members, FIELDS, NO_BATCH).compare(
-            members, 0, Segment(emit, [MemberResults({("y",): finite}, None, [])])
-        )
+        Probe(FIELDS, NO_BATCH).compare(members, Segment(emit, [MemberResults({("y",): finite}, None, [])]))
 
 
 class Counting(nn.Module):
@@ -81,37 +77,39 @@ def test_earlier_members_and_generators_are_unchanged() -> None:
     counting = Counting()
     members = [member(counting, target="h"), member(nn.Tanh(), "h")]
     before = torch.get_rng_state()
-    rows = Probe(members, FIELDS, NO_BATCH)
-    fields = rows.fields_before(1)
-    assert fields[("h",)] == Field(torch.Size([4]), torch.float32)
-    emit = Emitter(ProgramBuilder(fields), run_forward)
-    rows.compare(members[1:], 1, emitted(members[1:], emit))
+    native = NativePolicy("auto", CounterGenerator(), FIELDS, {("h",): FIELDS[("x",)]}, NO_BATCH)
+    with torch.no_grad():
+        native.members(members)
+    assert native.said[1] == "Tanh: native"
     assert counting.calls == 0 and torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_mask_without_dimensions_is_probed() -> None:
     fields = {**FIELDS, ("mask",): Field(torch.Size([]), torch.bool)}
     members = [member(nn.Tanh())]
-    Probe(members, fields, NO_BATCH).compare(members, 0, emitted(members, emitter()))
+    Probe(fields, NO_BATCH).compare(members, emitted(members, emitter()))
 
 
-class Locked(Counting):
+class Locked(nn.Module):
     """Can't be copied."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.exp()
 
     def __deepcopy__(self, memo: object) -> Locked:
         raise TypeError("can't be copied")
 
 
-def test_members_behind_one_that_cannot_be_copied_are_left_to_torch() -> None:
-    members = [member(Locked(), target="h"), member(nn.Tanh(), "h")]
-    native = NativePolicy("auto", CounterGenerator(), FIELDS, NO_BATCH)
+def test_a_member_that_cannot_be_copied_is_left_to_torch() -> None:
+    native = NativePolicy("auto", CounterGenerator(), FIELDS, {}, NO_BATCH)
+    members = [member(Locked())]
     with torch.no_grad():
         assert native.members(members) == members
-    assert native.said[1] == "Tanh: torch (Locked can't be copied for the comparison)"
+    assert native.said == ("Locked: torch (Locked can't be copied for the comparison)",)
 
 
 def test_the_native_backend_refuses_at_each_block() -> None:
-    native = NativePolicy("native", CounterGenerator(), FIELDS, NO_BATCH)
+    native = NativePolicy("native", CounterGenerator(), FIELDS, {}, NO_BATCH)
     for _ in range(2):
         with torch.no_grad(), pytest.raises(UnsupportedError, match="Counting: torch"):
             native.members([member(Counting())])

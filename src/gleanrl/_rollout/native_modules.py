@@ -140,6 +140,14 @@ def parameter(module: nn.Module, name: str) -> Callable[[], Any]:
     return partial(getattr, module, name)
 
 
+def _number_of(module: nn.Module, name: str) -> float:
+    """Return a numeric attribute; raise `NotNative` for a tensor or an array, which may change in place."""
+    found = getattr(module, name)
+    if not isinstance(found, (int, float)):
+        raise NotNative(f"{type(module).__name__} with {name} of type {type(found).__name__}")
+    return float(found)
+
+
 def _linear(emit: Emitter, module: nn.Linear, x: Value) -> Value:
     bias = None if module.bias is None else parameter(module, "bias")
     return emit.builder.dense(x, parameter(module, "weight"), bias, module.in_features, module.out_features)
@@ -151,7 +159,7 @@ def _layer_norm(emit: Emitter, module: nn.LayerNorm, x: Value) -> Value:
     weight, bias = (
         None if getattr(module, name) is None else parameter(module, name) for name in ("weight", "bias")
     )
-    return emit.builder.norm(x, module.normalized_shape[0], weight, bias, module.eps)
+    return emit.builder.norm(x, module.normalized_shape[0], weight, bias, _number_of(module, "eps"))
 
 
 def _dropout(emit: Emitter, module: nn.Dropout, x: Value) -> Value:
@@ -173,7 +181,7 @@ def _function(function: UnaryFunction, *names: str) -> Callable[[Emitter, Any, V
 
     def emit_it(emit: Emitter, module: Any, x: Value) -> Value:
         emit.check_inplace(module, x)
-        return emit.builder.unary(function, x, *(float(getattr(module, name)) for name in names))
+        return emit.builder.unary(function, x, *(_number_of(module, name) for name in names))
 
     return emit_it
 
@@ -203,17 +211,17 @@ def _normal_parameters(emit: Emitter, module: NormalParamExtractor, x: Value, *o
     if type(mapping) is biased_softplus:
         emit.visit(mapping)
         emit.modules[mapping] = None
-        scale = emit.builder.unary(UnaryFunction.ADD, scale, float(mapping.bias))
+        scale = emit.builder.unary(UnaryFunction.ADD, scale, _number_of(mapping, "bias"))
         scale = emit.builder.unary(UnaryFunction.SOFTPLUS, scale, 1.0, 20.0)
-        scale = emit.builder.unary(UnaryFunction.ADD, scale, float(mapping.min_val))
+        scale = emit.builder.unary(UnaryFunction.ADD, scale, _number_of(mapping, "min_val"))
     elif mapping is torch.nn.functional.softplus:
         scale = emit.builder.unary(UnaryFunction.SOFTPLUS, scale, 1.0, 20.0)
     elif mapping is torch.exp or mapping is torch.relu:
         scale = emit.builder.unary(UnaryFunction.EXP if mapping is torch.exp else UnaryFunction.RELU, scale)
     else:
         raise NotNative(f"NormalParamExtractor with the mapping {mapping!r:.40}")
-    lower: Any = module.scale_lb
-    return parts[0], emit.builder.unary(UnaryFunction.AT_LEAST, scale, float(lower)), *others
+    lower = _number_of(module, "scale_lb")
+    return parts[0], emit.builder.unary(UnaryFunction.AT_LEAST, scale, lower), *others
 
 
 def _greedy(emit: Emitter, module: Greedy, x: Value) -> Value:

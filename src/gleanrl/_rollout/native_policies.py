@@ -103,7 +103,10 @@ class _Snapshot:
                 cls.__call__,
                 cls.forward,
                 getattr(cls.forward, "__code__", None),
-                "forward" in state,
+                cls._call_impl,
+                cls.__getattr__,
+                cls.__getattribute__,
+                "forward" in state or "_call_impl" in state,
             )
             for name, part in state["_modules"].items():
                 found += (name, part)
@@ -112,6 +115,7 @@ class _Snapshot:
                 found += state.values()
             else:
                 found += map(state.get, names)
+                found += [getattr(cls, name, None) for name in names]  # a property hides the attribute
                 parameters = {name: parameters.get(name) for name in names}
             for one in parameters.values():
                 found += (type(one), None if one is None else one.dtype, one is None or one.is_cpu)
@@ -221,6 +225,7 @@ class NativePolicy:
         backend: ``"auto"`` or ``"native"``; see `Backend`.
         random: the source of random numbers.
         fields: the root columns that the policy finds.
+        outputs: the columns that the policy writes.
         batch_size: the batch size of a row.
         device: the device that the policy's input is moved to; None for none.
     """
@@ -230,11 +235,12 @@ class NativePolicy:
         backend: Backend,
         random: CounterGenerator,
         fields: Mapping[Path, Field],
+        outputs: Mapping[Path, Field],
         batch_size: torch.Size,
         device: torch.device | None = None,
     ) -> None:
-        self._backend, self._random, self._fields, self._batch_size = backend, random, fields, batch_size
-        self._device = device
+        self._backend, self._random, self._batch_size = backend, random, batch_size
+        self._fields, self._outputs, self._device = fields, outputs, device
         self._key: list[Any] | None = None
         self._snapshot = _Snapshot(_Needs({}, []))
         self._reason: str | None = None
@@ -296,7 +302,7 @@ class NativePolicy:
 
     def _chosen(self, members: list[Member]) -> tuple[list[Member], list[str]]:
         """Return the members with adjacent native ones replaced by one, and a text for each of `members`."""
-        rows, needs = Probe(members, self._fields, self._batch_size), _Needs({}, [])
+        rows, needs = Probe(self._fields, self._batch_size), _Needs({}, [])
         chosen: list[Member] = []
         said: list[str] = []
         call: NativeCall | None = None
@@ -306,12 +312,15 @@ class NativePolicy:
             if segment is None:
                 chosen.append(members[start])
                 said.append(f"{name_of(members[start])}: torch ({reason})")
+                made: Any = members[start].call
+                rows.add({path: self._outputs.get(path) for path in made.outputs})
                 start += 1
                 continue
             call = NativeCall(
                 members[start:end], segment, self._batch_size, self._random, len(chosen), self._is_unchanged
             )
             call.read_weights()
+            rows.add({path: Field(torch.Size(one.shape), one.dtype) for path, one in segment.outputs.items()})
             chosen.append(Member(ModuleSequence(members[start:end]), call))
             said += [f"{name_of(member)}: native" for member in members[start:end]]
             start = end
@@ -376,15 +385,11 @@ def _longest(
     The modules and names on which the answer depends are added to `needs`.
     """
     end, reason = len(members), ""
-    try:
-        fields = rows.fields_before(start)
-    except NotNative as cause:
-        return start, None, str(cause)
     while end > start:
-        emit = Emitter(ProgramBuilder(fields), run_forward)
+        emit = Emitter(ProgramBuilder(rows.fields), run_forward)
         try:
             segment = emitted(members[start:end], emit)
-            rows.compare(members[start:end], start, segment)
+            rows.compare(members[start:end], segment)
             return end, segment, reason
         except NotNative as cause:
             end, reason = start + cause.position, str(cause)
@@ -410,6 +415,8 @@ def _mark_of(value: Any) -> tuple[Any, ...]:
     """Return what tells whether an argument of a distribution has changed."""
     if isinstance(value, (bool, int, float, str)):
         return type(value), value
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return _Same(value), float(value)  # a change through `data` or an array leaves the version as it is
     return _Same(value), getattr(value, "_version", None)
 
 

@@ -21,32 +21,41 @@ from gleanrl._rollout.policy_modules import Member, ProbabilisticCall, Values, k
 from gleanrl._state.rng import GlobalGenerators
 
 _ROWS = 8
-"""Rows that a policy is compared on: zeros, ones, negative, random, large, NaN, infinity."""
+"""Rows that a policy is compared on: zeros, ones, negative, random, positive, large, NaN, infinity."""
 
 
 class Probe:
-    """Fixed rows, and the values that torch computes from them, member by member.
+    """Fixed rows of the values that a member of a policy finds.
 
-    A copy of each member is called, with the random generators put back, so that the comparison has no effect.
+    Only members that the core computes are called: a copy of each, with the random generators put back. Other members
+    may have effects outside of them (a counter in a closure, running statistics), so their outputs get fixed values.
 
     Args:
-        members: the members of the policy.
         fields: the root columns.
         batch_size: the batch size of a row.
     """
 
-    def __init__(
-        self, members: Sequence[Member], fields: Mapping[Path, Field], batch_size: torch.Size
-    ) -> None:
-        self._fields, self._batch_size = fields, batch_size
-        self._members = members
-        self._values: list[Values] = [self._row(number) for number in range(_ROWS)]
-        self._reached = 0
+    def __init__(self, fields: Mapping[Path, Field], batch_size: torch.Size) -> None:
+        self.fields: dict[Path, Field] = dict(fields)
+        """The columns that the next member finds: root columns, and outputs of earlier members."""
+        self._batch_size = batch_size
+        self._values: list[Values] = [self._row(number, self.fields) for number in range(_ROWS)]
 
-    def _row(self, number: int) -> Values:
+    def add(self, outputs: Mapping[Path, Field | None]) -> None:
+        """Add the outputs of a member; None for a column whose form isn't known, which later members can't read."""
+        for path in outputs:
+            self.fields.pop(path, None)
+        known = {path: field for path, field in outputs.items() if field is not None}
+        self.fields.update(known)
+        for number, row in enumerate(self._values):
+            for path in outputs:
+                row.pop(path, None)
+            row.update(self._row(number, known))
+
+    def _row(self, number: int, fields: Mapping[Path, Field]) -> Values:
         generator = torch.Generator().manual_seed(number)
         row = {}
-        for path, field in self._fields.items():
+        for path, field in fields.items():
             shape = (*self._batch_size, *field.shape)
             if field.is_list or field.dtype not in (torch.float32, torch.bool):
                 continue
@@ -57,54 +66,29 @@ class Probe:
             else:
                 noise = torch.randn(shape, generator=generator)
                 zeros, ones = torch.zeros(shape), torch.ones(shape)
-                value = (zeros, ones, -noise.abs(), noise, noise * 3, noise * 1e3, noise, noise)[number]
+                value = (zeros, ones, -noise.abs(), noise, noise.abs() * 3, noise * 1e3, noise, noise)[number]
                 if number >= _ROWS - 2 and value.numel():
                     value.view(-1)[0] = float("nan") if number == _ROWS - 2 else float("inf")
             row[path] = value
         return row
 
-    def fields_before(self, position: int) -> dict[Path, Field]:
-        """Return the columns that the member at `position` finds: root columns, and outputs of earlier members."""
-        self._run_to(position)
-        dims = len(self._batch_size)
-        values = self._values[1]
-        found = {
-            path: Field(value.shape[dims:], value.dtype)
-            for path, value in values.items()
-            if _is_tensor(value)
-        }
-        return {**found, **{path: field for path, field in self._fields.items() if path not in found}}
-
-    def _run_to(self, position: int) -> None:
-        """Compute all rows by torch up to a member."""
-        while self._reached < position:
-            member = _copy_of(self._members[self._reached])
-            self._values = self._after(member, self._values)
-            self._reached += 1
-
     @staticmethod
-    def _after(member: Member, rows: Sequence[Values]) -> list[Values]:
-        """Return the rows with the outputs of a member; without any value if it raised."""
-        found = []
-        with GlobalGenerators().preserved():
-            for row in rows:
-                values = dict(row)
-                try:
-                    member.on_values()(values)
-                except Exception:  # any error of a user's module, for example for NaN
-                    values = {}
-                found.append(values)
-        return found
+    def _after(member: Member, row: Values) -> Values:
+        """Return the row with the outputs of a member; without any value if it raised."""
+        values = dict(row)
+        try:
+            member.on_values()(values)
+        except Exception:  # any error of a user's module, for example for NaN
+            values = {}
+        return values
 
-    def compare(self, members: Sequence[Member], start: int, segment: Segment) -> None:
+    def compare(self, members: Sequence[Member], segment: Segment) -> None:
         """Raise `NotNative` unless the core computes the same values as torch, up to rounding.
 
         Args:
             members: the members of the segment.
-            start: the position of the first one in the policy.
             segment: their operations.
         """
-        self._run_to(start)
         wanted = [value for one in segment.members for value in one.outputs.values()]
         wanted += [
             value for one in segment.members for _, *both in one.layers for values in both for value in values
@@ -150,7 +134,7 @@ class Probe:
                 call, member, values, {path: ours[value] for path, value in made.outputs.items()}, made
             )
             return
-        theirs = self._after(_copy_of(member), [values])[0]
+        theirs = self._after(_copy_of(member), values)
         for path, value in made.outputs.items():
             name, scores = as_key(path), builder.scores.get(value.slot)
             if value in builder.drawn:

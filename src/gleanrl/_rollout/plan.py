@@ -230,7 +230,7 @@ def plan_rollout(
         if handling.backend != "torch":
             roots = {path: env_schema[path] for path in layout.roots}
             random = handling.random or CounterGenerator()
-            native = NativePolicy(handling.backend, random, roots, stepper.batch_size, policy_device)
+            native = NativePolicy(handling.backend, random, roots, written, stepper.batch_size, policy_device)
         actor = PolicyActor(wrapped, written, layout, trial.first, handling.compiler, native)
     groups = outermost(p[:-1] for p in env_schema.paths if p[0] == "next" and p[-1] == "done")
     return RolloutPlan(
