@@ -85,17 +85,48 @@ def test_a_data_set_of_another_library():
     assert buffer.sample(4)["x"].tolist() == [2, 2, 1, 1]
 
 
-def test_records_that_differ():
-    buffer = OfflineToOnlineReplayBuffer(
-        dataset(TensorDictPrioritizedReplayBuffer, alpha=0.7, beta=0.5), online_capacity=4
-    )
-    buffer.extend(rows(1, 2))
-    with pytest.raises(SchemaError, match="only the data set's records have .*_weight"):
-        buffer.sample(4)
-    buffer = OfflineToOnlineReplayBuffer(dataset(), online_storage=ListStorage(4))
-    buffer.extend([(torch.ones(1),)])
-    with pytest.raises(SchemaError, match="the records of the two buffers differ"):
-        buffer.sample(4)
+OTHER = TensorDict({"y": torch.ones(2)}, [2])
+
+
+def test_other_keys_are_reported_when_the_buffer_is_made():
+    storage = LazyTensorStorage(4)
+    ReplayBuffer(storage=storage).extend(OTHER)
+    with pytest.raises(SchemaError, match=r"offline_dataset: .* have \['x'\], and only .* have \['y'\]"):
+        OfflineToOnlineReplayBuffer(dataset(), online_storage=storage)
+    with pytest.raises(SchemaError, match="offline_dataset: its batches have importance weights"):
+        OfflineToOnlineReplayBuffer(
+            dataset(TensorDictPrioritizedReplayBuffer, alpha=0.7, beta=0.5), online_capacity=4
+        )
+
+
+def test_other_keys_are_reported_at_the_first_write_and_nothing_is_written():
+    buffer = OfflineToOnlineReplayBuffer(dataset(TensorDictReplayBuffer), online_capacity=4)
+    with pytest.raises(SchemaError, match=r"extend: .* have \['x'\], and only .* have \['y'\]"):
+        buffer.extend(OTHER)
+    assert not len(buffer.online_buffer)
+    buffer.extend(buffer.sample(2))
+    assert len(buffer.online_buffer) == 2, "a batch may be written again, with the entries of batches"
+
+
+def test_records_that_differ_are_reported_at_the_latest_by_a_sample():
+    drop = dataset(transform=lambda batch: batch.rename_key_("x", "y"))
+    buffer = OfflineToOnlineReplayBuffer(drop, online_capacity=4)
+    buffer.extend(OTHER)
+    assert buffer.sample(4)["y"].tolist() == [0, 0, 1, 1], "transforms may make the keys equal"
+    for data, message in (
+        (
+            [(torch.ones(1),)],
+            r"differ: a TensorDict with the keys \['x'\] and a tuple of \(a tensor \(2, 1\)\)",
+        ),
+        (TensorDict({"x": torch.ones(2, 3)}, [2]), r"'x' has shape \(\) .*, and \(3,\) in the online"),
+    ):
+        listed = isinstance(data, list)
+        online = ListStorage(4) if listed else LazyTensorStorage(4)
+        buffer = OfflineToOnlineReplayBuffer(dataset(), online_storage=online)
+        buffer.extend(data)
+        with pytest.raises(SchemaError, match=message) as caught:
+            buffer.sample(4)
+        assert caught.value.__cause__ is None and "fields={" not in str(caught.value)
 
 
 def test_invalid_options_are_refused():

@@ -9,11 +9,13 @@ from tensordict import is_tensor_collection
 from torch.utils import _pytree
 
 from gleanrl._arrays.results import html_parts, parts_text
+from gleanrl._arrays.tensordicts import NestedKey
 from gleanrl._util import non_negative, positive, positive_or_none
 from gleanrl.compat import bind_unserved
 from gleanrl.data.replay_buffers.presets import TensorDictReplayBuffer
 from gleanrl.data.replay_buffers.replay_buffer import ReplayBuffer
 from gleanrl.data.replay_buffers.storages.base import Storage
+from gleanrl.data.replay_buffers.storages.record_formats import ADDED_KEYS
 from gleanrl.data.replay_buffers.storages.tensor import LazyTensorStorage
 from gleanrl.data.replay_buffers.transform_pipeline import Pipeline
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError, UnsupportedError
@@ -35,7 +37,8 @@ class OfflineToOnlineReplayBuffer:
 
     Each batch is flat, ``[batch_size]``. It has ``round(offline_fraction * batch_size)`` transitions of the data set,
     followed by transitions of the growing buffer. While the growing buffer is empty, all transitions come from the data
-    set. The records of both must have the same keys and shapes.
+    set. The records of both must have the same keys and shapes. The constructor and the first `extend` check the keys
+    of two `ReplayBuffer`s without transforms, and `sample` checks all others.
 
     Each source has its own sampler and state, accessible as `offline_buffer` and `online_buffer`. `extend` writes to
     the growing buffer only.
@@ -54,6 +57,8 @@ class OfflineToOnlineReplayBuffer:
         InvalidTypeError: `offline_dataset` has no `sample` or no length, or there are `dataset_kwargs`.
         InvalidArgumentError: a bad value, or not exactly one of `online_storage` and `online_capacity`.
         UnsupportedError: `offline_dataset` is a name.
+        SchemaError: the records of the data set and of `online_storage` have other keys, or only batches of the data
+            set have importance weights.
 
     Examples:
         >>> import torch
@@ -105,6 +110,17 @@ class OfflineToOnlineReplayBuffer:
             if online_storage is None
             else online_storage
         )
+        if (
+            isinstance(offline_dataset, TensorDictReplayBuffer)
+            and offline_dataset.sampler.takes_priorities
+            and not len(offline_dataset.transforms)
+        ):
+            raise SchemaError(
+                "offline_dataset: its batches have importance weights, but batches of the growing buffer have none; "
+                "use a sampler without priorities, or a transform of the data set that removes '_weight', "
+                "'priority_weight' and '_generation'"
+            )
+        _require_same_keys("offline_dataset", _keys_of(self._offline), _keys_of(self._online))
         self._initial = self._fraction = float(offline_fraction)
         self._batch_size = positive_or_none("batch_size", batch_size)
         self._transforms = Pipeline()
@@ -131,7 +147,15 @@ class OfflineToOnlineReplayBuffer:
         return len(self._offline) + len(self._online)
 
     def extend(self, data: Any) -> torch.Tensor:
-        """Write records to the growing buffer; see `ReplayBuffer.extend`."""
+        """Write records to the growing buffer; see `ReplayBuffer.extend`.
+
+        Raises:
+            SchemaError: the first records have other keys than the data set's; nothing is written.
+        """
+        if not len(self._online) and not len(self._online.transforms) and is_tensor_collection(data):
+            found = set(data.keys(True, True))
+            # The buffer leaves out the entries that it added to a batch.
+            _require_same_keys("extend", _keys_of(self._offline), found - set(ADDED_KEYS))
         return self._online.extend(data)
 
     def anneal(self, step: int, total_steps: int) -> None:
@@ -186,22 +210,55 @@ def _drawn(source: Any, count: int) -> Any:
     )
 
 
+def _keys_of(source: Any) -> set[NestedKey] | None:
+    """Return the keys of a buffer's records; None if they are unknown, or a transform may change them."""
+    if not isinstance(source, ReplayBuffer) or not len(source) or len(source.transforms):
+        return None
+    record = source[:1]
+    return set(record.keys(True, True)) if is_tensor_collection(record) else None
+
+
+def _require_same_keys(where: str, offline: set[NestedKey] | None, online: set[NestedKey] | None) -> None:
+    """Raise `SchemaError` if both sets of keys are known and differ."""
+    if offline is not None and online is not None and offline != online:
+        only_offline, only_online = (sorted(map(str, keys)) for keys in (offline - online, online - offline))
+        raise SchemaError(
+            f"{where}: only the data set's records have {only_offline}, and only the online buffer's have "
+            f"{only_online}; remove these keys in a transform of either"
+        )
+
+
 def _joined(offline: Any, online: Any) -> Any:
     """Return the records of both sources, concatenated."""
     if is_tensor_collection(offline) and is_tensor_collection(online):
-        keys = [set(part.keys(True, True)) for part in (offline, online)]
-        if keys[0] != keys[1]:
-            raise SchemaError(
-                f"sample: only the data set's records have {sorted(map(str, keys[0] - keys[1]))}, and only the online "
-                f"buffer's have {sorted(map(str, keys[1] - keys[0]))}; remove these keys in a transform of either"
-            )
+        _require_same_keys("sample", set(offline.keys(True, True)), set(online.keys(True, True)))
+        for key in offline.keys(True, True):
+            shapes = [tuple(part.get(key).shape[1:]) for part in (offline, online)]
+            if shapes[0] != shapes[1]:
+                raise SchemaError(
+                    f"sample: {key!r} has shape {shapes[0]} in the data set's records, and {shapes[1]} in the online "
+                    "buffer's; make them equal in a transform of either"
+                )
         return torch.cat([offline, online])
     try:
         return _pytree.tree_map(lambda *leaves: torch.cat(leaves), offline, online)
-    except (ValueError, TypeError) as cause:
+    except (ValueError, TypeError, RuntimeError):
+        # Without the cause, whose text contains all values.
         raise SchemaError(
-            f"sample: the records of the two buffers differ: {cause}; make them equal in a transform of either"
-        ) from cause
+            f"sample: the records of the two buffers differ: {_form(offline)} and {_form(online)}; make them equal in "
+            "a transform of either"
+        ) from None
+
+
+def _form(records: Any) -> str:
+    """Return a description of records without their values."""
+    if is_tensor_collection(records):
+        return f"a {type(records).__name__} with the keys {list(records.keys(True, True))}"
+    if isinstance(records, dict):
+        return f"a dict with the keys {list(records)}"
+    if isinstance(records, (tuple, list)):
+        return f"a {type(records).__name__} of ({', '.join(map(_form, records))})"
+    return f"a tensor {tuple(records.shape)}" if isinstance(records, torch.Tensor) else type(records).__name__
 
 
 bind_unserved(__name__, globals())
