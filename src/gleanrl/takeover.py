@@ -13,9 +13,10 @@ loggers, datasets and wrappers of simulators. TorchRL's own modules keep their o
 Processes that the program starts by `multiprocessing` are taken over, too. Programs that it starts by `subprocess`
 aren't.
 
-A message on stderr lists the served names once. Another message reports each name that stays TorchRL's when the
-program uses it. ``GLEANRL_TAKEOVER=report`` in the environment adds a summary at the end of the program. It lists the
-classes of both libraries that the program used, and where the main thread spent its time (200 samples a second).
+One line on stderr says so. Another one reports each name that stays TorchRL's when the program uses it.
+``GLEANRL_TAKEOVER=report`` in the environment lists the served names, and adds a summary at the end of the program. It
+lists the classes of both libraries that the program used, and where the main thread spent its time (200 samples a
+second).
 
 Raises:
     TakeoverError: if torchrl isn't installed, or has been imported before.

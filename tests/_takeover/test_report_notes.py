@@ -23,11 +23,12 @@ def program(tmp_path):
     return path
 
 
-def test_note_lists_served_and_remaining_names_once(program):
+def test_note_is_one_line_and_remaining_names_are_listed_once(program):
     said = run("-m", "gleanrl", "run", program).stderr
-    assert said.count("replaces the data layer of torchrl") == 1
-    listed = said.split("Other names")[0]
-    assert "torchrl.data: " in listed and " ReplayBuffer" in listed and " MLP" not in listed
+    banner, *rest = said.splitlines()
+    assert "replaces the data layer of torchrl" in banner and "GLEANRL_TAKEOVER=report" in banner
+    assert all("stays torchrl's" in line for line in rest if line.startswith("gleanrl"))
+    assert " ReplayBuffer" not in said
     assert said.count("stays torchrl's\n") == 1
     assert "gleanrl: torchrl.data.TokenizedDatasetLoader stays torchrl's" in said
     assert "time since" not in said
@@ -36,7 +37,9 @@ def test_note_lists_served_and_remaining_names_once(program):
 def test_report_is_printed_at_exit(program):
     done = run("-m", "gleanrl", "run", program, GLEANRL_TAKEOVER="report")
     assert done.returncode == 0
-    report = done.stderr.split("GLEANRL_TAKEOVER=report adds a summary.\n")[1]
+    listed, report = done.stderr.split("are reported at their first use.\n")
+    assert listed.count("replaces the data layer of torchrl") == 1
+    assert "torchrl.data: " in listed and " ReplayBuffer" in listed and " MLP" not in listed
     assert "gleanrl's classes: data.LazyTensorStorage, data.ReplayBuffer, envs.GymEnv\n" in report
     assert "torchrl's classes: data.TokenizedDatasetLoader\n" in report
     assert "time since the import" in report and "\n  environments  " in report

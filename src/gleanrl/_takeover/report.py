@@ -144,22 +144,27 @@ class Notes:
         """The names that the program used, each with the module that defines its object."""
 
     def began(self) -> None:
-        """Print the served names once, at the first import of the data layer.
+        """Print one line at the first import of the data layer.
 
-        If the environment asks for a summary, also start the sampling thread, and print the summary at exit.
+        If the environment asks for a summary, also print the served names, start the sampling thread, and print the
+        summary at exit.
         """
         if self._announced or self.silent:
             return
         self._announced = True
         release = importlib.metadata.version(ROOT)
-        _say(f"gleanrl {__version__} replaces the data layer of torchrl {release}. It serves:")
-        for package in PACKAGES:
-            names = " ".join(sorted(name for name in served(package) if name[0] != "_"))
-            _say(textwrap.fill(f"{package}: {names}", _WIDTH, initial_indent="  ", subsequent_indent="    "))
-        _say(
-            f"Other names stay torchrl's, and are reported at their first use. {VARIABLE}={REPORT} adds a summary."
-        )
-        if os.environ.get(VARIABLE) == REPORT:
+        reports = os.environ.get(VARIABLE) == REPORT
+        hint = "It serves:" if reports else f"{VARIABLE}={REPORT} lists its names and adds a summary."
+        _say(f"gleanrl {__version__} replaces the data layer of torchrl {release}. {hint}")
+        if reports:
+            for package in PACKAGES:
+                names = " ".join(sorted(name for name in served(package) if name[0] != "_"))
+                _say(
+                    textwrap.fill(
+                        f"{package}: {names}", _WIDTH, initial_indent="  ", subsequent_indent="    "
+                    )
+                )
+            _say("Other names stay torchrl's, and are reported at their first use.")
             times = Times()
             times.start()
             atexit.register(self._report, times)
