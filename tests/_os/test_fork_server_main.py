@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -139,3 +141,25 @@ def test_stacks_are_dumped(tmp_path):
     )
     assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) == 0
     assert "most recent call first" in dump.read_text() and callable(dump_stacks_into)
+
+
+def test_a_launcher_without_an_owner_ends_during_its_imports_and_prints_nothing(tmp_path):
+    (tmp_path / "endless.py").write_text("import sys\nprint('begun', flush=True)\nsys.stdin.read()\n")
+    own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    arguments = {"control": theirs.fileno(), "owner": os.getpid(), "entry": ENTRY, "preload": ["endless"]}
+    path = [str(tmp_path), *fork_server._path([ENTRY, "gleanrl"])]
+    command = [sys.executable, "-c", fork_server._CODE, json.dumps(arguments), *path]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    for closed_before in (False, True):
+        if closed_before:
+            own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            command[3] = json.dumps({**arguments, "control": theirs.fileno()})
+            own.close()
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], **pipes)
+        theirs.close()
+        if not closed_before:
+            assert process.stdout.readline() == b"begun\n"
+            own.close()  # as an interrupted start does
+        assert process.wait(30) == (0 if closed_before else -signal.SIGIO)
+        # Standard input was still open: the import itself had not ended.
+        assert process.communicate() == (b"", b"")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from gleanrl.errors import ClosedError
 from tests._process.crews import ask
 from tests._process.servants import Clerk, Grudging, PrivateError, Stubborn
+from tests.takeovers import SOURCE
 
 
 def test_close_ends_stubborn_workers(doomed):
@@ -83,3 +86,50 @@ def test_close_during_a_wait_ends_the_workers(doomed, hang):
             crew.wait_all()
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+PROGRAM = """
+import os, time
+from gleanrl.collectors import MultiSyncDataCollector, SyncDataCollector
+from gleanrl.envs import GymEnv, ParallelEnv
+
+main = os.getpid()
+
+def make():
+    if os.getpid() != main:
+        print("worker", flush=True)
+        time.sleep(600)
+    return GymEnv("CartPole-v1")
+
+print("starting", flush=True)
+MAKE
+"""
+STARTS = {
+    "collector": "MultiSyncDataCollector([make] * 2, None, frames_per_batch=10)",
+    "batch": "SyncDataCollector(ParallelEnv(2, make, num_processes=2), None, frames_per_batch=10)",
+    "nested": "MultiSyncDataCollector([ParallelEnv(2, make)] * 2, None, frames_per_batch=10)",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["starting", "worker"])
+@pytest.mark.parametrize("kind", STARTS)
+def test_ctrl_c_while_workers_start_ends_all_processes_quietly(tmp_path, kind, moment):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.replace("MAKE", STARTS[kind]))
+    process = subprocess.Popen(
+        [sys.executable, program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+    )
+    for line in process.stdout:
+        if line.split()[0] == moment:
+            break
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    # Returns when the last process ends: all of them have inherited these pipes.
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT
+    assert errors.count("Traceback") == 1 and errors.rstrip().endswith("KeyboardInterrupt"), errors

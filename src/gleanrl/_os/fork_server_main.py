@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import fcntl
 import gc
 import importlib
 import json
@@ -63,6 +64,8 @@ def main(arguments: Sequence[str]) -> None:
     """
     config = json.loads(arguments[0])
     control = socket.socket(fileno=config["control"])
+    if not _ends_with(control, True):
+        return
     try:
         owner = os.pidfd_open(config["owner"])
         for name in config["preload"]:
@@ -70,13 +73,34 @@ def main(arguments: Sequence[str]) -> None:
         module, function = config["entry"].split(":")
         entry = getattr(importlib.import_module(module), function)
     except BaseException:
-        control.send(b"failed " + traceback.format_exc().encode()[-MOST_BYTES // 2 :])
+        _ends_with(control, False)
+        with suppress(BrokenPipeError):
+            control.send(b"failed " + traceback.format_exc().encode()[-MOST_BYTES // 2 :])
         return
     gc.collect()
     # Imported objects are never garbage. A collection in a worker would write to their pages, and so copy them.
     gc.freeze()
-    control.send(b"ready")
+    _ends_with(control, False)
+    try:
+        control.send(b"ready")
+    except BrokenPipeError:  # the start was interrupted at this moment
+        return
     _Launcher(control, owner, entry).serve()
+
+
+def _ends_with(control: socket.socket, wanted: bool) -> bool:
+    """Set whether the kernel ends this process, in any line, when the owner closes its socket; return if it is open.
+
+    The owner closes it if its start of the launcher is interrupted (Ctrl-C). The imports, which take seconds, would
+    otherwise continue, and write to the terminal of a program that has ended.
+    """
+    fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
+    flags = fcntl.fcntl(control, fcntl.F_GETFL)
+    # The kernel sends SIGIO, which ends a process without a handler. The owner sends nothing before it has an answer.
+    fcntl.fcntl(control, fcntl.F_SETFL, flags | os.O_ASYNC if wanted else flags & ~os.O_ASYNC)
+    poller = select.poll()
+    poller.register(control, 0)  # a poll always reports POLLHUP
+    return not poller.poll(0)
 
 
 class _Client:
