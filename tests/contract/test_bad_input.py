@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -277,7 +276,7 @@ class TestConstruction:
             SyncDataCollector(CountingEnv(), None, frames_per_batch=5, create_env_kwargs={"stream": 1})
         assert isinstance(caught.value, GleanError)
 
-    @pytest.mark.parametrize("env", ["CartPole-v1", None, 3, lambda: 3, lambda: gym.make("CartPole-v1")])
+    @pytest.mark.parametrize("env", [None, 3, lambda: 3, object()])
     def test_something_that_is_no_environment(self, env: Any) -> None:
         with pytest.raises(GleanError):
             SyncDataCollector(env, None, frames_per_batch=5)

@@ -154,7 +154,7 @@ def test_one_worker_class_rejects_unknown_arguments() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sync"])
-@pytest.mark.parametrize("entry", [3, "CartPole-v1", None])
+@pytest.mark.parametrize("entry", [3, b"CartPole-v1", None])
 def test_maker_that_makes_no_environment_is_refused(kind: str, entry: Any) -> None:
     with pytest.raises(TypeError) as caught, collecting(kind, [entry] * 2):
         pass
