@@ -4,7 +4,7 @@ import importlib
 import sys
 from typing import Any
 
-if sys.platform == "win32":  # before the first import that fails there with a riddle
+if sys.platform == "win32":  # before an import whose error does not name Windows
     raise ImportError(
         "gleanrl supports Linux and macOS, not Windows: install Linux with `wsl --install`, then gleanrl inside it"
     )

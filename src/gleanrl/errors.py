@@ -126,7 +126,7 @@ class IncompleteCheckpointError(CheckpointError, FileNotFoundError):
 
 
 class PolicyError(GleanError, RuntimeError):
-    """The output of a policy doesn't match the environment; the message names the key."""
+    """A policy can't compute its input, or its output doesn't match the environment; the message names the key."""
 
 
 class EnvironmentContractError(GleanError, RuntimeError):

@@ -6,10 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict.nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
+from tensordict.nn import (
+    NormalParamExtractor,
+    ProbabilisticTensorDictModule,
+    TensorDictModule,
+    TensorDictSequential,
+)
 from torch import nn
+from torch.distributions import Normal
 
 from gleanrl._arrays.schema import Field
+from gleanrl.collectors import SyncDataCollector
+from gleanrl.envs import GymEnv
 from gleanrl.errors import PolicyError
 from tests._rollout.test_native_forward import network
 from tests._rollout.test_native_modules import SIZES, Setting, floats, module, noise
@@ -183,3 +191,25 @@ def test_normal_parameters_of_an_odd_number_equal_torch() -> None:
     setting = Setting(policy, X, {("loc",): floats(3), ("scale",): floats(2)})
     require_torch(setting)
     assert setting.is_native(), setting.said
+
+
+def test_a_distribution_behind_a_member_that_torch_computes_is_native() -> None:
+    """The comparison invents parameters, and torch refuses samples of infinite ones."""
+
+    def parameters(observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return observation[..., :1], observation[..., :1].abs() + 1
+
+    policy = TensorDictSequential(
+        TensorDictModule(parameters, in_keys=["observation"], out_keys=["loc", "scale"]),
+        ProbabilisticTensorDictModule(
+            in_keys=["loc", "scale"],
+            out_keys=["action"],
+            distribution_class=Normal,
+            default_interaction_type="random",
+            return_log_prob=True,
+        ),
+    )
+    collector = SyncDataCollector(GymEnv("Pendulum-v1"), policy, frames_per_batch=10, total_frames=10)
+    collector.next()
+    assert collector.stats().policy[1] == "ProbabilisticTensorDictModule: native"
+    collector.shutdown()

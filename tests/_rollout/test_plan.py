@@ -278,6 +278,11 @@ class TestRefused:
         def policy(observation: torch.Tensor) -> torch.Tensor:
             raise Own("mine")
 
+        def stops(observation: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("out of luck")
+
+        with pytest.raises(RuntimeError, match="^out of luck$"):
+            CountingEnv(LONG).rollout(2, stops)
         for act in (partial(plan_rollout, CountingEnv(LONG)), partial(CountingEnv(LONG).rollout, 2)):
             with pytest.raises(Own, match="^mine$"):
                 act(policy)

@@ -6,6 +6,7 @@ detects policies that change or move the tensors of a row.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -517,12 +518,13 @@ def explain_input(policy: Any, inputs: Mapping[Path, Field], cause: RuntimeError
     Args:
         policy: the user's policy, or a module that wraps it.
         inputs: the fields that it reads, without batch dimensions.
-        cause: the error of its call. Nothing is raised for a subclass of RuntimeError, which is no error of shapes.
+        cause: the error of its call. Nothing is raised for a subclass of RuntimeError, and for a message that names no
+            shape, size or dtype: the error has another reason.
 
     Raises:
         PolicyError: with `cause` as its cause.
     """
-    if type(cause) is not RuntimeError:
+    if type(cause) is not RuntimeError or not re.search(r"shape|size|dtype", str(cause)):
         return
     while type(policy) is TensorDictModule:
         policy = policy.module

@@ -50,9 +50,9 @@ class Probe:
         for number, row in enumerate(self._values):
             for path in outputs:
                 row.pop(path, None)
-            row.update(self._row(number, known))
+            row.update(self._row(number, known, finite=True))  # a distribution refuses other parameters
 
-    def _row(self, number: int, fields: Mapping[Path, Field]) -> Values:
+    def _row(self, number: int, fields: Mapping[Path, Field], finite: bool = False) -> Values:
         generator = torch.Generator().manual_seed(number)
         row = {}
         for path, field in fields.items():
@@ -67,7 +67,7 @@ class Probe:
                 noise = torch.randn(shape, generator=generator)
                 zeros, ones = torch.zeros(shape), torch.ones(shape)
                 value = (zeros, ones, -noise.abs(), noise, noise.abs() * 3, noise * 1e3, noise, noise)[number]
-                if number >= _ROWS - 2 and value.numel():
+                if number >= _ROWS - 2 and value.numel() and not finite:
                     value.view(-1)[0] = float("nan") if number == _ROWS - 2 else float("inf")
             row[path] = value
         return row

@@ -197,7 +197,8 @@ class Greedy(torch.nn.Module):
             (``categorical_action_encoding=True`` for an index).
         epsilon: the probability of a random action, for each environment and step; None for none. It becomes the
             buffer `epsilon`, float32 of shape ``()``, which workers get with the weights: change it by
-            ``head.epsilon.fill_(value)``. Only exploration of the type ``RANDOM``, the default of collectors, uses it.
+            ``head.epsilon.fill_(value)``. It is used while the exploration type is ``RANDOM``, as in collectors by
+            default, or none is set.
 
     Raises:
         InvalidArgumentError: `epsilon` isn't in [0, 1].
@@ -218,7 +219,7 @@ class Greedy(torch.nn.Module):
         if epsilon is not None:
             if not 0 <= epsilon <= 1:
                 raise InvalidArgumentError(f"epsilon: expected a number from 0 to 1, got {epsilon!r}")
-            self.register_buffer("epsilon", torch.tensor(epsilon, dtype=torch.float32))
+            self.register_buffer("epsilon", torch.tensor(float(epsilon)))
 
     def explores(self) -> bool:
         """Return whether an action may be random: with `epsilon`, and exploration of the type ``RANDOM`` or none."""
@@ -518,9 +519,14 @@ def _wrap(
     offered = _names_of(observation_keys)
     named = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     required = [p for p in named if p.default is p.empty]
-    matched = [p for p in named if p.name in offered]
+    # An optional parameter keeps its default unless it has the name of an observation at the top level.
+    at_top = {name for name, path in offered.items() if len(path) == 1 and as_key(path) in observation_keys}
+    matched = [p for p in named if p.name in (offered if p.default is p.empty else at_top)]
     unmatched = [p.name for p in required if p.name not in offered]
     out_keys = list(env.action_keys)
+    one = len(required) == 1 or (not required and any(p.kind is p.VAR_POSITIONAL for p in parameters))
+    if one and len(observation_keys) == 1 and not any(p.name in at_top for p in named):
+        return TensorDictModule(policy, in_keys=list(observation_keys), out_keys=out_keys)
     if matched and not unmatched:
         # By keyword if possible, because optional parameters without an observation may come in between.
         kinds = {p.kind for p in matched}
@@ -528,9 +534,6 @@ def _wrap(
             in_keys = {p.name: offered[p.name] for p in matched}
             return TensorDictModule(policy, in_keys=in_keys, out_keys=out_keys, out_to_in_map=True)
         return TensorDictModule(policy, in_keys=[offered[p.name] for p in matched], out_keys=out_keys)
-    one = len(required) == 1 or (not required and any(p.kind is p.VAR_POSITIONAL for p in parameters))
-    if one and not matched and len(observation_keys) == 1:
-        return TensorDictModule(policy, in_keys=list(observation_keys), out_keys=out_keys)
     name, names = getattr(policy, "__name__", type(policy).__name__), [p.name for p in parameters]
     hint = next(filter(None, (did_you_mean(missing, offered) for missing in unmatched)), "")
     raise InvalidTypeError(

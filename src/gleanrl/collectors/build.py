@@ -72,7 +72,8 @@ def make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None) -> Any:
         kwargs: keyword arguments for the callable. An environment that has `update_kwargs` gets them there.
 
     Raises:
-        InvalidTypeError: `create_env_fn` is neither, or the callable returned no environment.
+        InvalidTypeError: `create_env_fn` is none of these, or the callable returned no environment. For an unknown
+            name, gymnasium's own error is raised.
         UnsupportedError: keyword arguments were given, but the environment does not accept them.
     """
     source = as_source(create_env_fn)

@@ -134,6 +134,13 @@ def test_describe_takes_any_object_and_rows_of_different_shapes() -> None:
     assert (found["text"].rows, found["text"].dtype, found["text"].mean) == (2, None, None)
 
 
+def test_the_first_row_that_is_not_finite_is_found_among_rows_of_different_shapes() -> None:
+    values = [torch.zeros(2), torch.full((3,), torch.nan), torch.zeros(3), torch.tensor([torch.nan, 0.0])]
+    buffer = ReplayBuffer(storage=ListStorage(4))
+    buffer.extend([TensorDict({"x": value}, []) for value in values])
+    assert buffer.describe()["x"].first_nonfinite == buffer.verify().warnings[0].slot == 1
+
+
 def test_describe_of_bfloat16_and_of_views_of_conjugates() -> None:
     buffer = ReplayBuffer(storage=LazyTensorStorage(2))
     buffer.extend(TensorDict({"b": torch.tensor([1.5, torch.nan], dtype=torch.bfloat16)}, [2]))
@@ -366,6 +373,16 @@ def test_trajectories_written_after_empty_are_complete() -> None:
         buffer.extend(batch([[Step(7, number, 1.0, number == 2, False) for number in range(3)]])[0])
         found = buffer.episodes().complete
         assert found is not None and found.tolist() == [True]
+
+
+def test_a_complete_trajectory_stays_complete_if_its_rows_are_replaced() -> None:
+    done = torch.tensor([[False], [True]])
+    steps = TensorDict({"x": torch.zeros(2), "next": {"done": done}}, [2])
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10))
+    buffer.extend(steps)
+    for _ in range(2):
+        buffer[0] = steps[0]
+    assert buffer.episodes().complete.tolist() == [True]
 
 
 def test_trajectories_without_ids_or_overwritten_ones_begin_at_ends() -> None:

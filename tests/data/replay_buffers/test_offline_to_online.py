@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, lazy_stack
 
 from gleanrl.data import (
+    LazyStackStorage,
     LazyTensorStorage,
     ListStorage,
     OfflineToOnlineReplayBuffer,
@@ -93,10 +94,26 @@ def test_other_keys_are_reported_when_the_buffer_is_made():
     ReplayBuffer(storage=storage).extend(OTHER)
     with pytest.raises(SchemaError, match=r"offline_dataset: .* have \['x'\], and only .* have \['y'\]"):
         OfflineToOnlineReplayBuffer(dataset(), online_storage=storage)
-    with pytest.raises(SchemaError, match="offline_dataset: its batches have importance weights"):
-        OfflineToOnlineReplayBuffer(
-            dataset(TensorDictPrioritizedReplayBuffer, alpha=0.7, beta=0.5), online_capacity=4
-        )
+
+
+def test_a_data_set_with_priorities_serves_batches_until_online_rows_have_no_weights():
+    offline = dataset(TensorDictPrioritizedReplayBuffer, alpha=0.7, beta=0.5)
+    buffer = OfflineToOnlineReplayBuffer(offline, online_capacity=4)
+    assert buffer.sample(4)["x"].tolist() == [0, 0, 0, 0]
+    buffer.extend(rows(1, 2))
+    with pytest.raises(SchemaError, match="sample: only the data set's records have .*_weight"):
+        buffer.sample(4)
+
+
+def test_records_of_different_sizes_are_served():
+    def records(value):
+        return lazy_stack([TensorDict({"x": torch.full((size,), float(value))}, []) for size in (1, 2, 3)])
+
+    offline = ReplayBuffer(storage=LazyStackStorage(5))
+    offline.extend(records(0))
+    buffer = OfflineToOnlineReplayBuffer(offline, online_storage=LazyStackStorage(5))
+    buffer.extend(records(1))
+    assert [float(row["x"][0]) for row in buffer.sample(6)] == [0, 0, 0, 1, 1, 1]
 
 
 def test_other_keys_are_reported_at_the_first_write_and_nothing_is_written():

@@ -362,3 +362,8 @@ def test_leaves_that_columns_cannot_hold(make_pool):
         [0] * 4,
         [1] * 4,
     ]
+
+
+def test_a_name_is_one_environment():
+    with AsyncEnvPool("CartPole-v1") as pool:
+        assert pool.num_envs == 1 and pool.reset()["observation"].shape == (1, 4)

@@ -97,7 +97,7 @@ def count_of(create_env_fn: Any, num_collectors: Any) -> int:
     """
     if num_collectors is not None:
         return positive("num_collectors", num_collectors)
-    if not isinstance(create_env_fn, Sequence):
+    if not isinstance(create_env_fn, Sequence) or isinstance(create_env_fn, str):
         raise MissingArgumentError(
             "num_collectors: the number of nodes is unknown; pass it, or a list as create_env_fn"
         )

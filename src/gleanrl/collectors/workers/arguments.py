@@ -19,7 +19,7 @@ def makers_of(create_env_fn: Any, create_env_kwargs: Any, num_workers: Any) -> t
     """Return the factory of each worker's environment.
 
     Args:
-        create_env_fn: a callable or an environment for all workers, or a list with one for each.
+        create_env_fn: a callable, an environment or the name of one for all workers, or a list with one for each.
         create_env_kwargs: keyword arguments of the callables, for all or a list with one for each.
         num_workers: number of workers; None for the length of the list.
 

@@ -146,7 +146,8 @@ class _Tally:
             bad = np.flatnonzero(~finite.all(1))
             self.nonfinite_rows += len(bad)
             first = int(slots[int(bad[0])])
-            self.first_nonfinite = first if self.first_nonfinite is None else self.first_nonfinite
+            # Records of one shape are added together, so slots don't come in order.
+            self.first_nonfinite = first if self.first_nonfinite is None else min(first, self.first_nonfinite)
             unknown = np.isnan(values)
             self.num_nan += int(unknown.sum())
             values = values[~unknown]
@@ -382,7 +383,7 @@ def stored_episodes(storage: Storage, table: EpisodeTable | None, written: int) 
     Args:
         storage: the storage.
         table: the sampler's table of trajectories, whose keys count; None for the default keys.
-        written: number of records written to the storage since it was empty.
+        written: number of records ever written to the storage.
 
     Raises:
         MissingKeyError: no stored column tells where trajectories end.
@@ -417,7 +418,7 @@ def stored_episodes(storage: Storage, table: EpisodeTable | None, written: int) 
     complete = None
     if ended is not None:
         complete = ended & ~_continuing(storage, first, last, flags)
-        if written > len(storage):
+        if written > len(storage) and storage.num_steps == storage.capacity_steps:
             # The first steps may be lost. A trajectory begins for sure only after the end of another one, or padding.
             stream = first % runs.num_streams
             complete[:1] = False

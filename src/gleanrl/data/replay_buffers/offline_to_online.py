@@ -38,7 +38,8 @@ class OfflineToOnlineReplayBuffer:
     Each batch is flat, ``[batch_size]``. It has ``round(offline_fraction * batch_size)`` transitions of the data set,
     followed by transitions of the growing buffer. While the growing buffer is empty, all transitions come from the data
     set. The records of both must have the same keys and shapes. The constructor and the first `extend` check the keys
-    of two `ReplayBuffer`s without transforms, and `sample` checks all others.
+    of two `ReplayBuffer`s without transforms. `sample` checks all others, and entries that samplers add, such as
+    importance weights.
 
     Each source has its own sampler and state, accessible as `offline_buffer` and `online_buffer`. `extend` writes to
     the growing buffer only.
@@ -57,8 +58,7 @@ class OfflineToOnlineReplayBuffer:
         InvalidTypeError: `offline_dataset` has no `sample` or no length, or there are `dataset_kwargs`.
         InvalidArgumentError: a bad value, or not exactly one of `online_storage` and `online_capacity`.
         UnsupportedError: `offline_dataset` is a name.
-        SchemaError: the records of the data set and of `online_storage` have other keys, or only batches of the data
-            set have importance weights.
+        SchemaError: the records of the data set and of `online_storage` have other keys.
 
     Examples:
         >>> import torch
@@ -110,16 +110,6 @@ class OfflineToOnlineReplayBuffer:
             if online_storage is None
             else online_storage
         )
-        if (
-            isinstance(offline_dataset, TensorDictReplayBuffer)
-            and offline_dataset.sampler.takes_priorities
-            and not len(offline_dataset.transforms)
-        ):
-            raise SchemaError(
-                "offline_dataset: its batches have importance weights, but batches of the growing buffer have none; "
-                "use a sampler without priorities, or a transform of the data set that removes '_weight', "
-                "'priority_weight' and '_generation'"
-            )
         _require_same_keys("offline_dataset", _keys_of(self._offline), _keys_of(self._online))
         self._initial = self._fraction = float(offline_fraction)
         self._batch_size = positive_or_none("batch_size", batch_size)
@@ -232,14 +222,17 @@ def _joined(offline: Any, online: Any) -> Any:
     """Return the records of both sources, concatenated."""
     if is_tensor_collection(offline) and is_tensor_collection(online):
         _require_same_keys("sample", set(offline.keys(True, True)), set(online.keys(True, True)))
-        for key in offline.keys(True, True):
-            shapes = [tuple(part.get(key).shape[1:]) for part in (offline, online)]
-            if shapes[0] != shapes[1]:
-                raise SchemaError(
-                    f"sample: {key!r} has shape {shapes[0]} in the data set's records, and {shapes[1]} in the online "
-                    "buffer's; make them equal in a transform of either"
-                )
-        return torch.cat([offline, online])
+        try:
+            return torch.cat([offline, online])
+        except RuntimeError:
+            for key in offline.keys(True, True):
+                shapes = [tuple(part.get(key).shape[1:]) for part in (offline, online)]
+                if shapes[0] != shapes[1]:
+                    raise SchemaError(
+                        f"sample: {key!r} has shape {shapes[0]} in the data set's records, and {shapes[1]} in the "
+                        "online buffer's; make them equal in a transform of either"
+                    ) from None
+            raise
     try:
         return _pytree.tree_map(lambda *leaves: torch.cat(leaves), offline, online)
     except (ValueError, TypeError, RuntimeError):

@@ -38,7 +38,7 @@ class AuditProblem(NamedTuple):
     """One kind of problem, with the first slot that has it."""
 
     rule: str
-    """The rule, as `ReplayBuffer.verify` lists them, for example ``"flags"``."""
+    """The rule, as `audit` lists them, for example ``"flags"``."""
     rows: int
     """Number of rows that violate the rule."""
     slot: int
@@ -89,11 +89,14 @@ def audit(storage: Storage) -> AuditReport:
     - ids: no trajectory id continues after an end or occurs in two streams. A truncation isn't an end if the following
       step continues from its next observation (``set_truncated=True`` of a collector).
 
-    Rows where ``("collector", "mask")`` is False are padding and aren't compared. Only the first two rules apply to
-    storages other than tensor storages. The last two need records in order, and entries that tell where trajectories
-    end.
+    - not finite: no ``action`` and no ``reward`` holds a NaN or an infinity. In other entries it is a warning.
+    - constant column: a warning if all rows of an entry are equal, except for bools and entries below ``collector``.
 
-    Cost: one pass over the columns that the rules need.
+    Rows where ``("collector", "mask")`` is False are padding and aren't compared. Storages other than tensor storages
+    are checked by "schema", "generations" and the two rules on values. "next observation" and "ids" need records in
+    order, and entries that tell where trajectories end.
+
+    Cost: one or two passes over the stored records.
 
     Examples:
         >>> import torch

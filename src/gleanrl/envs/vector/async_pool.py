@@ -271,7 +271,8 @@ class AsyncEnvPool(BatchedEnv):
             )
         if exchange not in _EXCHANGES:
             raise InvalidArgumentError(f"exchange: expected one of {_EXCHANGES}, got {exchange!r}")
-        makers = list(env_makers) if isinstance(env_makers, Sequence) else [env_makers]
+        several = isinstance(env_makers, Sequence) and not isinstance(env_makers, str)
+        makers = list(env_makers) if several else [env_makers]
         if not makers:
             raise InvalidArgumentError("env_makers: expected at least one environment or callable, got none")
         if stack not in STACKS:
