@@ -284,7 +284,7 @@ class NativePolicy:
 
     def _choose(self, members: list[Member], reason: str | None, key: list[Any]) -> None:
         self._key = None  # an interrupt leaves no choice that seems to hold
-        given = reason
+        general = reason
         by_tensordict = [member for member in members if member.call is None]
         if by_tensordict and reason is None:
             reason = f"{name_of(by_tensordict[0])} is only known as a module on TensorDicts"
@@ -293,7 +293,7 @@ class NativePolicy:
         else:
             self._members, said = members, [f"{name_of(member)}: torch ({reason})" for member in members]
         self.said = tuple(said)  # one assignment: another thread may read it
-        self._reason, self._key = given, key
+        self._reason, self._key = general, key
 
     def _keyed(self, member: Member) -> Member:
         """Return a member that is called on tensors, if its keys are known."""

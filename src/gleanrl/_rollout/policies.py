@@ -520,7 +520,7 @@ def _wrap(
     named = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     required = [p for p in named if p.default is p.empty]
     # An optional parameter keeps its default unless it has the name of an observation at the top level.
-    at_top = {name for name, path in offered.items() if len(path) == 1 and as_key(path) in observation_keys}
+    at_top = {name for name, path in offered.items() if len(path) == 1 and path[0] in observation_keys}
     matched = [p for p in named if p.name in (offered if p.default is p.empty else at_top)]
     unmatched = [p.name for p in required if p.name not in offered]
     out_keys = list(env.action_keys)
