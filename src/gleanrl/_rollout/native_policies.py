@@ -283,17 +283,16 @@ class NativePolicy:
         return True
 
     def _choose(self, members: list[Member], reason: str | None, key: list[Any]) -> None:
-        self._key = None  # an interrupt leaves no choice that seems to hold
-        general = reason
-        by_tensordict = [member for member in members if member.call is None]
+        self._key = None  # after an interrupt, the next batch chooses again
+        why, by_tensordict = reason, [member for member in members if member.call is None]
         if by_tensordict and reason is None:
-            reason = f"{name_of(by_tensordict[0])} is only known as a module on TensorDicts"
-        if reason is None:
+            why = f"{name_of(by_tensordict[0])} is only known as a module on TensorDicts"
+        if why is None:
             self._members, said = self._chosen(members)
         else:
-            self._members, said = members, [f"{name_of(member)}: torch ({reason})" for member in members]
+            self._members, said = members, [f"{name_of(member)}: torch ({why})" for member in members]
         self.said = tuple(said)  # one assignment: another thread may read it
-        self._reason, self._key = general, key
+        self._reason, self._key = reason, key
 
     def _keyed(self, member: Member) -> Member:
         """Return a member that is called on tensors, if its keys are known."""
@@ -418,7 +417,7 @@ def _mark_of(value: Any) -> tuple[Any, ...]:
     if isinstance(value, (bool, int, float, str)):
         return type(value), value
     if isinstance(value, Tensor) and value.numel() == 1:
-        return _Same(value), float(value)  # a change through `data` or an array leaves the version as it is
+        return _Same(value), float(value)  # writes through `data` or a NumPy array don't count as versions
     return _Same(value), getattr(value, "_version", None)
 
 

@@ -21,7 +21,7 @@ from gleanrl.collectors.multi import (
 )
 from gleanrl.collectors.single import SyncDataCollector
 from gleanrl.collectors.workers.arguments import each, policies_of
-from gleanrl.envs.vector.factories import factories, with_own_copies
+from gleanrl.envs.vector.factories import factories, is_several, with_own_copies
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingArgumentError, UnsupportedError
 
 CLASSES: dict[str, type[SourceCollector]] = {
@@ -97,7 +97,7 @@ def count_of(create_env_fn: Any, num_collectors: Any) -> int:
     """
     if num_collectors is not None:
         return positive("num_collectors", num_collectors)
-    if not isinstance(create_env_fn, Sequence) or isinstance(create_env_fn, str):
+    if not is_several(create_env_fn):
         raise MissingArgumentError(
             "num_collectors: the number of nodes is unknown; pass it, or a list as create_env_fn"
         )

@@ -11,7 +11,7 @@ from gleanrl._util import optional_callable, positive
 from gleanrl.collectors.build import CollectorConfig
 from gleanrl.collectors.workers.weights import FollowedWeights
 from gleanrl.collectors.workers.worker import PickledPolicy
-from gleanrl.envs.vector.factories import Factory, factories, with_own_copies
+from gleanrl.envs.vector.factories import Factory, factories, is_several, with_own_copies
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, LengthError, UnsupportedError
 
 
@@ -30,7 +30,7 @@ def makers_of(create_env_fn: Any, create_env_kwargs: Any, num_workers: Any) -> t
         InvalidArgumentError: if `num_workers` is not a positive integer, or an environment was used before.
         UnsupportedError: if an environment without `update_kwargs` has keyword arguments.
     """
-    several = isinstance(create_env_fn, Sequence) and not isinstance(create_env_fn, (str, bytes))
+    several = is_several(create_env_fn)
     if not several and num_workers is None:
         raise InvalidTypeError(
             f"create_env_fn: expected a list with an entry for each worker, got {type(create_env_fn).__name__}; "

@@ -33,7 +33,7 @@ from gleanrl.envs.vector.async_requests import (
 )
 from gleanrl.envs.vector.async_threads import ThreadHost
 from gleanrl.envs.vector.base import BatchedEnv, BatchOptions, as_timeouts, at_home, moved
-from gleanrl.envs.vector.factories import EnvMetaData, Factory
+from gleanrl.envs.vector.factories import EnvMetaData, Factory, is_several
 from gleanrl.envs.vector.members import RandomRequest, ResetRequest
 from gleanrl.envs.vector.parallel import split
 from gleanrl.errors import (
@@ -271,8 +271,7 @@ class AsyncEnvPool(BatchedEnv):
             )
         if exchange not in _EXCHANGES:
             raise InvalidArgumentError(f"exchange: expected one of {_EXCHANGES}, got {exchange!r}")
-        several = isinstance(env_makers, Sequence) and not isinstance(env_makers, str)
-        makers = list(env_makers) if several else [env_makers]
+        makers = list(env_makers) if is_several(env_makers) else [env_makers]
         if not makers:
             raise InvalidArgumentError("env_makers: expected at least one environment or callable, got none")
         if stack not in STACKS:

@@ -234,9 +234,14 @@ def factories(num_envs: Any, create_env_fn: Any, create_env_kwargs: Any) -> tupl
     return tuple(_factory(source, options) for source, options in zip(sources, kwargs, strict=True))
 
 
+def is_several(argument: Any) -> bool:
+    """Return whether an argument is a sequence with an entry for each environment; a name is one environment."""
+    return isinstance(argument, Sequence) and not isinstance(argument, (str, bytes))
+
+
 def _spread(name: str, argument: Any, num_envs: int) -> Sequence[Any]:
     """Return one entry for each environment, from a sequence of them or from one entry for all."""
-    if not isinstance(argument, Sequence) or isinstance(argument, (str, bytes)):
+    if not is_several(argument):
         return [argument] * num_envs
     if len(argument) != num_envs:
         raise LengthError(
