@@ -7,6 +7,7 @@ unchanged, or the buffer is usable. An audit hook reports code that runs and fil
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import random
 import resource
@@ -137,11 +138,13 @@ class Watch:
     def on(self) -> Iterator[None]:
         """Record events within a ``with`` block."""
         self.events.clear()
+        gc.disable()  # finalizers of earlier targets may print tracebacks, which opens sources
         self._is_on = True
         try:
             yield
         finally:
             self._is_on = False
+            gc.enable()
 
 
 class Drill:
