@@ -1,21 +1,16 @@
-"""Rate limiters, which make inserts and samples wait for each other, and the lock at which they wait."""
+"""Rate limiters, which make inserts and samples wait for each other at the buffer's lock (see `BufferLock`)."""
 
 from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from gleanrl._arrays.results import RateCounts
-from gleanrl._os import threads
-from gleanrl._os.clock import Deadline
 from gleanrl._os.threads import Activity
 from gleanrl._state.state import Stateful, StateReader
 from gleanrl._util import positive
-from gleanrl.data.replay_buffers.lock import BufferLock, give_up, no_holder, take
-from gleanrl.data.replay_buffers.storages.base import Storage
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError, RateLimiterTimeoutError, UnsupportedError
+from gleanrl.errors import InvalidArgumentError, RateLimiterTimeoutError
 
 
 class SamplesPerInsert:
@@ -87,6 +82,19 @@ class MinSize(SamplesPerInsert):
         return f"MinSize({self.min_size})"
 
 
+class RowCounts(Protocol):
+    """The counts of a storage that a limiter reads."""
+
+    max_size: int
+
+    @property
+    def rows_written(self) -> int:
+        """Number of transitions ever written."""
+
+    def __len__(self) -> int:
+        """Return the number of transitions stored."""
+
+
 class Limiter(Stateful[RateCounts]):
     """The counts of one buffer, and the conditions under which its calls must wait.
 
@@ -98,7 +106,7 @@ class Limiter(Stateful[RateCounts]):
         counts: initial counts; None to start at 0.
     """
 
-    def __init__(self, rule: SamplesPerInsert, storage: Storage, counts: RateCounts | None = None) -> None:
+    def __init__(self, rule: SamplesPerInsert, storage: RowCounts, counts: RateCounts | None = None) -> None:
         self.rule = rule
         # The storage refers to the lock: a cycle would delay freeing its memory.
         self._storage = weakref.ref(storage)
@@ -108,7 +116,7 @@ class Limiter(Stateful[RateCounts]):
         self.counts = self._initial_counts(len(storage)) if counts is None else counts
 
     @property
-    def storage(self) -> Storage:
+    def storage(self) -> RowCounts:
         """The buffer's storage."""
         found = self._storage()
         assert found is not None
@@ -224,209 +232,3 @@ def _number(name: str, value: Any, least: float, most: float | None = None) -> f
         bound = "more than 0" if 0 < least < 1 else f"{least:g} or more"
         raise InvalidArgumentError(f"{name}: expected a number, {bound}, got {value!r}")
     return float(value)
-
-
-class _LimitedUse:
-    """Descriptor for the locks of a `RateLimitedLock`: returns a new `_LimitedHold` for each ``with``."""
-
-    def __init__(self, side: str) -> None:
-        self._side = side
-
-    def __get__(self, gate: RateLimitedLock | None, owner: Any) -> Any:
-        return self if gate is None else _LimitedHold(gate, self._side)
-
-
-class RateLimitedLock(BufferLock):
-    """A `BufferLock` at which inserts and samples wait until the rate limiter admits them (see `limit`).
-
-    Any change under the lock may end a wait. So each release wakes the waiting threads whose condition now holds.
-    """
-
-    lock = _LimitedUse("")
-    inserting = _LimitedUse("insert")
-    sampling = _LimitedUse("sample")
-    limiter: Limiter
-
-    def begin(self, limiter: Limiter) -> None:
-        """Initialize the rate limiting, with no waiting calls.
-
-        From now on `outer` refers to the first hold of the thread that has the lock.
-        """
-        self.forget_locks()
-        self.limiter = limiter
-        self.waiting: dict[threads.Waiter, Callable[[], bool]] = {}
-        """The waiting calls, each with a function that returns whether it must still wait."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Copy or pickle as a new lock with the same counts."""
-        limiter = self.limiter
-        return _copied, (limiter.rule, limiter.storage, limiter.counts)
-
-    def after_fork(self, lineage: tuple[int, ...]) -> None:
-        """Replace the lock by a free one and reset the limiter."""
-        super().after_fork(lineage)
-        self.limiter.stand_alone()
-        self.begin(self.limiter)
-
-
-def limit(
-    gate: BufferLock, rule: SamplesPerInsert, storage: Storage, counts: RateCounts | None = None
-) -> None:
-    """Make the inserts and samples at a lock wait for each other from now on.
-
-    Args:
-        gate: the lock, which becomes a `RateLimitedLock`.
-        rule: the rate limiter.
-        storage: the storage of the buffers that use this lock.
-        counts: initial counts; None to start at 0.
-
-    Raises:
-        InvalidTypeError: `rule` isn't a rate limiter.
-        InvalidArgumentError: `min_size` exceeds the storage's capacity, or the lock already has a limiter.
-        UnsupportedError: the storage is shared with other processes.
-    """
-    if not isinstance(rule, SamplesPerInsert):
-        raise InvalidTypeError(f"rate_limiter: expected SamplesPerInsert or MinSize, got {rule!r}")
-    if gate.shared is not None:
-        raise UnsupportedError(
-            "rate_limiter: it counts in one process only, but other processes use the storage; leave it out"
-        )
-    if gate.limiter is not None:
-        raise InvalidArgumentError(
-            "rate_limiter: another buffer over this storage has one, which applies to both; leave it out here"
-        )
-    if rule.min_size > storage.max_size:
-        raise InvalidArgumentError(
-            f"rate_limiter: min_size={rule.min_size} is more than the {storage.max_size} records that fit into the "
-            "storage; lower min_size, or use a larger storage"
-        )
-    with gate.lock:
-        limiter = Limiter(rule, storage, counts)
-        # The class changes in place, because other buffers over this storage already refer to this lock.
-        gate.__class__ = RateLimitedLock
-        assert isinstance(gate, RateLimitedLock)
-        gate.begin(limiter)
-
-
-def _copied(rule: SamplesPerInsert, storage: Storage, counts: RateCounts) -> BufferLock:
-    gate = BufferLock()
-    limit(gate, rule, storage, counts)
-    return gate
-
-
-class _LimitedHold:
-    """One ``with`` block at a `RateLimitedLock`. It records each acquired lock to survive interrupts.
-
-    See `_Hold` in `lock.py` for how.
-
-    Args:
-        gate: the lock.
-        side: ``"insert"``, ``"sample"``, or ``""`` for a call that never waits and isn't counted.
-    """
-
-    __slots__ = ("__weakref__", "_gate", "_side", "_acquired")
-
-    def __init__(self, gate: RateLimitedLock, side: str) -> None:
-        self._gate, self._side = gate, side
-        self._acquired: list[Any] = []
-
-    def __enter__(self) -> None:
-        self.__class__ = _LimitedAcquiredHold
-        limiter = self._gate.limiter
-        try:
-            self._take()
-            if self._side == "sample":
-                if limiter.samples_wait():
-                    self._wait(limiter.samples_wait)
-            elif self._side == "insert":
-                if limiter.inserts_wait():
-                    self._wait(limiter.inserts_wait)
-                self._begin_insert()
-        except BaseException:
-            self._leave()
-            raise
-
-    def _begin_insert(self) -> None:
-        gate, feeder = self._gate, threads.current.activity
-        if feeder is not None and feeder not in gate.limiter.feeders:
-            # Waiting samples must also wake if this thread ends without admitting them.
-            for waiter in gate.waiting:
-                waiter.watch(feeder)
-        gate.limiter.insert_begins(self._acquired, feeder)
-
-    def _wait(self, needed: Callable[[], bool]) -> None:
-        """Release and re-acquire the lock until the call may proceed.
-
-        Raises:
-            RateLimiterTimeoutError: the timeout passed, or no other thread could ever end the wait.
-        """
-        gate, limiter, here = self._gate, self._gate.limiter, threads.current.activity
-        gate.learner_waits = False  # this thread waits for the limiter, not for the lock
-        deadline = Deadline(limiter.rule.timeout_s)
-        while True:
-            waiter = threads.Waiter()
-            try:
-                # Register for all events before the condition is checked: an event in between is then not missed.
-                for activity in (*limiter.feeders, here):
-                    if activity is not None:
-                        waiter.watch(activity)
-                gate.waiting[waiter] = needed
-                # A hurried thread doesn't wait, because another thread waits for it (otherwise: deadlock).
-                if not needed() or (here is not None and here.hurried):
-                    return
-                if why := self._in_vain(deadline):
-                    raise limiter.error(self._side, why)
-                self._give_up()
-                waiter.wait(deadline)
-                self._take()
-            finally:
-                gate.waiting.pop(waiter, None)
-                waiter.close()
-
-    def _in_vain(self, deadline: Deadline) -> str:
-        if deadline.passed():
-            return f"for {self._gate.limiter.rule.timeout_s:g} s"
-        if self._gate.outer() is not self:
-            return "within a call that holds the buffer's lock, so that no other thread can end the wait"
-        return (
-            "in the only thread that there is, so that no other thread can end the wait"
-            if threads.alone()
-            else ""
-        )
-
-    def _take(self) -> None:
-        gate = self._gate
-        take(gate.threads, self._acquired)
-        if gate.outer() is None:
-            gate.outer = weakref.ref(self)
-
-    def _give_up(self) -> None:
-        gate = self._gate
-        if gate.outer() is self:
-            gate.outer = no_holder
-        give_up(gate.threads, self._acquired)
-
-    def __exit__(self, *exception: object) -> None:
-        self._leave()
-
-    def _leave(self) -> None:
-        gate = self._gate
-        if self._acquired:
-            gate.limiter.insert_ends(self._acquired)
-            try:
-                if gate.outer() is self:
-                    for waiter, needed in list(gate.waiting.items()):
-                        if not needed():
-                            waiter.wake()
-                            gate.waiting.pop(waiter, None)
-            finally:
-                self._give_up()
-        self.__class__ = _LimitedHold
-
-
-class _LimitedAcquiredHold(_LimitedHold):
-    __slots__ = ()
-
-    def __del__(self) -> None:
-        """Release the locks after an interrupt."""
-        self._leave()

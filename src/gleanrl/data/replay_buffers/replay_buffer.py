@@ -24,7 +24,7 @@ from gleanrl.data.replay_buffers.describe import BufferDescription, StoredEpisod
 from gleanrl.data.replay_buffers.draws import Draws
 from gleanrl.data.replay_buffers.lock import BufferLock
 from gleanrl.data.replay_buffers.prefetch import Prefetcher, make_prefetcher
-from gleanrl.data.replay_buffers.rate_limiter import SamplesPerInsert, limit
+from gleanrl.data.replay_buffers.rate_limiter import SamplesPerInsert
 from gleanrl.data.replay_buffers.samplers.base import Sampler
 from gleanrl.data.replay_buffers.sampling import BufferServer, ChosenKeys
 from gleanrl.data.replay_buffers.storages.base import Storage
@@ -490,7 +490,7 @@ class ReplayBuffer(Composed):
         if shared or isinstance(made.storage, SharedTensorStorage):
             share_parts(gate, made, limited=rate_limiter is not None)
         elif rate_limiter is not None:
-            limit(gate, rate_limiter, made.storage)
+            gate.limit(rate_limiter, made.storage)
         # Nothing fails from here on. A failed construction leaves every part without an owner, and the attributes
         # unset, so that the next use of a delayed buffer tries again.
         self._gate, self._parts, self._draws, self._server, self._intake = gate, made, draws, server, inserter
