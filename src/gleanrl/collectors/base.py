@@ -116,23 +116,27 @@ class Setting:
         """Store the attribute's name."""
         self._name = name
 
-    def __get__(self, collector: ConfiguredCollector | None, owner: type) -> Any:
+    def __get__(self, collector: SourceCollector | None, owner: type) -> Any:
         """Return the setting, after the checks and conversions of `Settings.of`; for the class, this descriptor."""
         return self if collector is None else getattr(collector.settings, self._name)
 
-    def __set__(self, collector: ConfiguredCollector, value: Any) -> None:
+    def __set__(self, collector: SourceCollector, value: Any) -> None:
         """Raise an error: a new value would have no effect."""
         raise UnsupportedError(
             f"{self._name}: it is fixed when the collector is made; make a new collector to change it"
         )
 
 
-class ConfiguredCollector(DataCollectorBase):
-    """Abstract collector that shows its constructor arguments as attributes.
+class SourceCollector(DataCollectorBase):
+    """Base of all collectors of this library. Subclasses differ in their sources. One caller thread at a time.
 
     Args:
-        settings: the arguments that all collectors share.
-        budget: the frame counts, checked and rounded.
+        settings: the collector's settings.
+        budget: how many frames the collector delivers.
+        delivery: hands batches to the user; see `Settings.delivery`.
+        weight_updater: sends weights in place of the collector, or a callable that makes such an updater; None lets the
+            collector send them.
+        policy: the policy whose weights are sent.
     """
 
     max_frames_per_traj = Setting()
@@ -151,13 +155,19 @@ class ConfiguredCollector(DataCollectorBase):
     pre_collect_hook = Setting()
     post_collect_hook = Setting()
 
-    def __init__(self, settings: Settings, budget: Budget) -> None:
-        self.settings, self._budget = settings, budget
+    _weight_updater: WeightUpdaterBase | None = None
 
-    @property
-    @abstractmethod
-    def source(self) -> Source:
-        """The source that makes the batches."""
+    def __init__(
+        self,
+        settings: Settings,
+        budget: Budget,
+        delivery: BatchDelivery,
+        weight_updater: WeightUpdaterBase | Callable[[], WeightUpdaterBase] | None,
+        policy: Any,
+    ) -> None:
+        self.settings, self._budget = settings, budget
+        self._delivery = delivery
+        self.weight_updater = made_updater(weight_updater, policy)
 
     def getattr_rb(self, attr: str) -> Any:
         """Return an attribute of the collector's replay buffer; raise `AttributeError` without a buffer."""
@@ -210,33 +220,6 @@ class ConfiguredCollector(DataCollectorBase):
 
     def _repr_html_(self) -> str:
         return html_parts(type(self).__name__, self.repr_parts())
-
-
-class SourceCollector(ConfiguredCollector):
-    """Base of all collectors of this library. Subclasses differ in their sources. One caller thread at a time.
-
-    Args:
-        settings: the collector's settings.
-        budget: how many frames the collector delivers.
-        delivery: hands batches to the user; see `Settings.delivery`.
-        weight_updater: sends weights in place of the collector, or a callable that makes such an updater; None lets the
-            collector send them.
-        policy: the policy whose weights are sent.
-    """
-
-    _weight_updater: WeightUpdaterBase | None = None
-
-    def __init__(
-        self,
-        settings: Settings,
-        budget: Budget,
-        delivery: BatchDelivery,
-        weight_updater: WeightUpdaterBase | Callable[[], WeightUpdaterBase] | None,
-        policy: Any,
-    ) -> None:
-        super().__init__(settings, budget)
-        self._delivery = delivery
-        self.weight_updater = made_updater(weight_updater, policy)
 
     @property
     def closed(self) -> bool:

@@ -167,7 +167,7 @@ KEYWORDS: dict[str, dict[str, str]] = {
 
 # The keyword for a surplus positional argument, and how to write a number there: {"class": {"keyword": "form"}}.
 POSITIONAL: dict[str, dict[str, str]] = {
-    "ConfiguredCollector": {"frames_per_batch": "{}"},
+    "SourceCollector": {"frames_per_batch": "{}"},
     "ReplayBuffer": {"storage": "LazyTensorStorage({})"},
 }
 
