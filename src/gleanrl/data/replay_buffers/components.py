@@ -114,7 +114,7 @@ class Parts(Stateful[PartsState]):
         self.set_rng(generator)
 
     def share(self) -> SharedTensorStorage:
-        """Make the storage usable by several processes and return it; see `Composed.share`."""
+        """Make the storage usable by several processes and return it; see `ReplayBuffer.share`."""
         self._check_sharing(self.sampler, self.writer)
         return share(self.storage)
 

@@ -90,23 +90,28 @@ class Draws(Stateful[DrawsState]):
             MissingKeyError: one of `keys` isn't stored. Nothing was drawn or cancelled.
             UnsupportedError: `keys` of a storage without columns. Nothing was drawn or cancelled.
         """
-        paths = flags = None
+        parts, paths, flags = self._parts, None, None
         self._gate.learner_waits = True
         with self._gate.sampling:
             self._gate.learner_waits = False
+            storage, sampler = parts.storage, parts.sampler
             if keys is not None:
-                storage = self._parts.storage
                 paths = storage.columns_of(keys)
-                flags = self._parts.sampler.annotated_paths(storage) if annotated else ()
+                flags = sampler.annotated_paths(storage) if annotated else ()
             if self.prefetcher is not None:
                 self.take_back()
-            ticket = self._draw(size, stamped)
+            # This is `_draw` without the call, since it runs for every batch.
+            drawn = (sampler.draw_served if sampler.takes_priorities else sampler.draw)(
+                storage, size, stamped
+            )
+            ticket = new_tuple(
+                PendingSample, (drawn, storage, storage.version, sampler.ran_out, sampler.epoch, None)
+            )
             self._batches_sampled += 1
             if self._gate.limiter is not None:
-                self._gate.limiter.sampled(ticket.drawn.slots.shape[0])
+                self._gate.limiter.sampled(drawn.slots.shape[0])
         try:
             fetched = ticket.fetch(paths, flags)
-            parts, storage = self._parts, ticket.storage
             # The fetch held no lock, so a writer may have overwritten rows meanwhile. The repair holds the lock: no
             # writer can overwrite the new rows before they are fetched. Live views write without a new version, so
             # an exposed storage is always checked.

@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 from gleanrl._arrays.results import BufferStats, html_parts, laid_out
 from gleanrl._arrays.tensordicts import mark_rows
 from gleanrl._state.rng import distinct_seeds
+from gleanrl._util import key_list
 from gleanrl.data.replay_buffers.checkpointers.buffers import Checkpointed, with_records
 from gleanrl.data.replay_buffers.describe import BufferDescription, StoredEpisodes
 from gleanrl.data.replay_buffers.draws import DrawPosition, Keys
@@ -394,7 +395,11 @@ class ReplayBufferEnsemble(Checkpointed):
             InvalidArgumentError: a batch size that the parts can't divide.
             SchemaError: samples differ in a shape, dtype or device at a common key, and there is no `collate_fn`.
         """
-        return self._server.sample(batch_size, return_info, keys)
+        server = self._server
+        served = server.serve(
+            server.size_of(batch_size), None if keys is None else key_list(keys), return_info
+        )
+        return (served.batch, served.info) if return_info else served.batch
 
     def __iter__(self) -> Iterator[Any]:
         """Begin a new epoch in every member, and yield batches until the epoch of a member ends.

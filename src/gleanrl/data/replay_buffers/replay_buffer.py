@@ -1,7 +1,4 @@
-"""The replay buffer: a storage, a sampler, a writer and transforms, composed.
-
-`Composed` creates and exchanges the parts and holds their state; `ReplayBuffer` reads and writes records.
-"""
+"""The replay buffer: a storage, a sampler, a writer and transforms, composed."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from gleanrl._arrays.devices import outside_graphs
 from gleanrl._arrays.results import BufferStats, html_parts, parts_text
 from gleanrl._os import proc
 from gleanrl._os.interrupts import ForkSafeLock
-from gleanrl._util import non_negative, overridden
+from gleanrl._util import key_list, non_negative, overridden
 from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
 from gleanrl.data.replay_buffers.checkpointers.buffers import Checkpointed, with_records
 from gleanrl.data.replay_buffers.components import Parts, share_parts
@@ -38,7 +35,7 @@ from gleanrl.data.replay_buffers.writers.base import ImmutableDatasetWriter, Wri
 from gleanrl.data.replay_buffers.writing import Inserter
 from gleanrl.errors import InvalidTypeError, UnsupportedError
 
-_Self = TypeVar("_Self", bound="Composed")
+_Self = TypeVar("_Self", bound="ReplayBuffer")
 _opening = ForkSafeLock()
 
 
@@ -58,8 +55,75 @@ class _Opened:
         return buffer.__dict__[self._name]
 
 
-class Composed(Checkpointed):
-    """The construction, parts and state of a `ReplayBuffer`, whose parts may be created at first use."""
+class ReplayBuffer(Checkpointed):
+    """Stores records and serves batches of them.
+
+    A buffer is composed of parts. The *storage* keeps records. The *writer* chooses the slots of new records. The
+    *sampler* chooses the records of a batch. *Transforms* act on records that are written and on batches that are read.
+
+    A part belongs to one buffer at a time: the constructor refuses a part of another buffer that is still in use. A
+    storage is an exception, because several buffers may use one storage. One of them writes to it and the others read.
+
+    Any thread may call `add`, `extend`, `sample`, indexing, `empty` and the state methods. Writers don't wait for
+    fetches. Rows that are overwritten during a fetch are drawn and fetched again, so a batch never holds half a record.
+    Don't exchange parts or transforms while other threads use the buffer. A write that has begun completes: an
+    interrupt (Ctrl-C) is raised after it.
+
+    A subclass may override any public method. It may also override ``_sample(batch_size) -> (batch, info)``, which
+    `sample` and iteration then call, and ``_add(data)`` and ``_extend(data)``, which receive transformed records.
+
+    Args:
+        storage: keeps the records, or a callable that creates the storage. None for ``ListStorage(1000)``, or for a
+            `ListStorage` of the size that the sampler allows.
+        sampler: chooses the records of a batch, or a callable that creates the sampler. None for `RandomSampler`,
+            uniform with replacement.
+        writer: chooses the slots of new records, or a callable that creates the writer. None for `RoundRobinWriter`,
+            which overwrites the oldest records first.
+        collate_fn: turns the storage's result into a batch. None stacks the records of list storages; tensor storages
+            return batches anyway.
+        pin_memory: whether batches are in pinned memory; requires CUDA.
+        prefetch: number of batches that `sample` draws ahead and threads fetch; None or 0 for none. If a write, `empty`
+            or `load_state_dict` affects a batch drawn ahead, the buffer draws it again. The priorities at the time of
+            the draw count. The sequence of batches depends on this number only if records or priorities are written in
+            between. It never depends on the number of threads.
+        transform: a callable on batches, or an object with `forward` (on read) and `inv` (on write). A plain callable
+            acts on writes if it changes the batch shape of data with more batch dimensions than the storage has. For
+            example, ``lambda data: data.reshape(-1)`` flattens ``[P, T]`` data. To find out, the first write calls it
+            on a clone of the data's corner ``[:1, :1]``.
+        transform_factory: a callable that creates the transform, instead of `transform`.
+        batch_size: the default number of transitions in a batch; iteration requires it.
+        dim_extend: the batch dimension of extended data that is time, 0 or more; it is swapped with dimension 0. None
+            for the last dimension that the storage takes as slots, ``storage.ndim - 1``.
+        checkpointer: becomes the storage's `checkpointer`, which determines the form of the records in checkpoints (see
+            `dumps`). None keeps the storage's own.
+        generator: source of random numbers for this sampler and its successors. Its state is part of the buffer's
+            state. If other code draws from it or sets its state, the buffer's sequence changes too. None for the
+            sampler's own generator.
+        seed: seed of the sampler's random sequence. None keeps the present sequence.
+        prefetch_threads: threads that fetch ahead. None for one thread per batch, up to the number of CPUs.
+        compilable: has no effect. Compiled programs call buffers but don't contain them.
+        delayed_init: whether the parts are created from callables at the first use, so that the buffer can be sent to
+            another process before. None for True if there is a `transform_factory`. Most errors of arguments are then
+            raised at the first use.
+        shared: whether several processes use the buffer at the same time; see `share`.
+        rate_limiter: a `SamplesPerInsert` or `MinSize`, which makes `add` and `extend` wait for samples, and samples
+            for inserts. None for no waiting. Buffers over one storage share one limiter; give it to one of them.
+
+    Raises:
+        InvalidArgumentError: a bad value, or a part of another buffer.
+        InvalidTypeError: `transform` together with `transform_factory`, or an argument that isn't callable.
+        UnsupportedError: an option that isn't available.
+
+    Examples:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer
+        >>> buffer = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=4, seed=0)
+        >>> buffer.extend(TensorDict({"x": torch.arange(6)}, [6]))
+        tensor([0, 1, 2, 3, 4, 5])
+        >>> len(buffer), buffer.sample()["x"].shape
+        (6, torch.Size([4]))
+    """
 
     kind = "ReplayBuffer"
     _gate: BufferLock = _Opened()  # type: ignore[assignment]
@@ -68,6 +132,51 @@ class Composed(Checkpointed):
     _server: BufferServer = _Opened()  # type: ignore[assignment]
     _intake: Inserter = _Opened()  # type: ignore[assignment]
     _to_open: dict[str, Any] | None = None  # arguments of `_assemble`, until the parts are created
+    _iteration: Iterator[Any] | None = None  # the iterator that `next` uses
+    _carries = False  # whether batches carry index, weights and generations as entries
+
+    def __init__(
+        self,
+        *,
+        storage: Storage | Callable[[], Storage] | None = None,
+        sampler: Sampler | Callable[[], Sampler] | None = None,
+        writer: Writer | Callable[[], Writer] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        transform: Any = None,
+        transform_factory: Callable[[], Any] | None = None,
+        batch_size: int | None = None,
+        dim_extend: int | None = None,
+        checkpointer: Any = None,
+        generator: torch.Generator | None = None,
+        seed: int | None = None,
+        prefetch_threads: int | None = None,
+        compilable: bool | None = None,
+        delayed_init: bool | None = None,
+        shared: bool = False,
+        rate_limiter: SamplesPerInsert | None = None,
+    ) -> None:
+        if transform is not None and transform_factory is not None:
+            raise InvalidTypeError(
+                "transform, transform_factory: expected at most one of them, got both; leave one out"
+            )
+        dim_extend = None if dim_extend is None else non_negative("dim_extend", dim_extend)
+        prefetcher = make_prefetcher(prefetch, prefetch_threads)
+        self._own_sample = bool(overridden(self, "_sample", of=ReplayBuffer))
+
+        self._to_open = {
+            "parts": (storage, sampler, writer, transform, collate_fn, generator, dim_extend),
+            "transform_factory": transform_factory,
+            "served": (batch_size, pin_memory),
+            "prefetcher": prefetcher,
+            "seed": seed,
+            "shared": bool(shared),
+            "checkpointer": checkpointer,
+            "rate_limiter": rate_limiter,
+        }
+        if not (transform_factory is not None if delayed_init is None else delayed_init):
+            self.open()
 
     def open(self) -> None:
         """Create the parts if they don't exist yet. After a failure the next use tries again."""
@@ -76,9 +185,46 @@ class Composed(Checkpointed):
                 self._assemble(**self._to_open)
                 self._to_open = None
 
-    def _assemble(self, *_: Any, **options: Any) -> None:
-        """Create the parts and set the attributes above."""
-        raise NotImplementedError
+    def _assemble(
+        self,
+        *,
+        parts: tuple[Any, ...],
+        transform_factory: Callable[[], Any] | None,
+        served: tuple[int | None, bool],
+        prefetcher: Prefetcher | None,
+        seed: int | None,
+        shared: bool,
+        checkpointer: StorageCheckpointerBase | None,
+        rate_limiter: SamplesPerInsert | None,
+    ) -> None:
+        storage, sampler, writer, transform, *rest = parts
+        if transform_factory is not None:
+            transform = transform_factory()
+        made = Parts(storage, sampler, writer, transform, *rest)
+        if checkpointer is not None:
+            made.storage.checkpointer = checkpointer
+        gate = made.storage.gate or BufferLock()  # buffers over one storage share its lock
+        draws = Draws(gate, made, prefetcher)
+        own = self.sample if self._own_sample or overridden(self, "sample", of=ReplayBuffer) else None
+        server = BufferServer(draws, gate, made, *served, self._carries, own)
+        inserter = self._make_inserter(gate, made)
+        if overridden(self, "_add", "_extend", of=ReplayBuffer):
+            inserter.put = self._put
+        if seed is not None:
+            made.sampler.set_seed(seed)
+        # Only one of the two, so that a refusal by one doesn't leave the effect of the other.
+        if shared or isinstance(made.storage, SharedTensorStorage):
+            share_parts(gate, made, limited=rate_limiter is not None)
+        elif rate_limiter is not None:
+            gate.limit(rate_limiter, made.storage)
+        # Nothing fails from here on. A failed construction leaves every part without an owner, and the attributes
+        # unset, so that the next use of a delayed buffer tries again.
+        self._gate, self._parts, self._draws, self._server, self._intake = gate, made, draws, server, inserter
+        made.join(self, gate)
+
+    def _make_inserter(self, gate: BufferLock, parts: Parts) -> Inserter:
+        """Return the inserter, which stores records."""
+        return Inserter(gate, parts)
 
     @property
     def initialized(self) -> bool:
@@ -277,7 +423,7 @@ class Composed(Checkpointed):
 
     def checkpointed_state(self) -> dict[str, Any]:
         """Return the state for a checkpoint; the storage's checkpointer determines the form of the records."""
-        own = overridden(self, "state_dict", of=Composed)
+        own = overridden(self, "state_dict", of=ReplayBuffer)
         state = self.state_dict() if own else self._draws.checkpoint_dict()
         return {**state, "_storage": self.storage.checkpointer.packed_later(state["_storage"])}
 
@@ -287,7 +433,7 @@ class Composed(Checkpointed):
         The records may have the form of any checkpointer. The callback can't fail, unless a subclass overrides
         `load_state_dict`.
         """
-        if overridden(self, "load_state_dict", of=Composed):
+        if overridden(self, "load_state_dict", of=ReplayBuffer):
             return partial(self.load_state_dict, with_records(state))
         return partial(self._draws.adopt, self._draws.parse(with_records(state)))
 
@@ -341,164 +487,6 @@ class Composed(Checkpointed):
 
     def _repr_html_(self) -> str:
         return html_parts(type(self).__name__, self._repr_parts())
-
-
-class ReplayBuffer(Composed):
-    """Stores records and serves batches of them.
-
-    A buffer is composed of parts. The *storage* keeps records. The *writer* chooses the slots of new records. The
-    *sampler* chooses the records of a batch. *Transforms* act on records that are written and on batches that are read.
-
-    A part belongs to one buffer at a time: the constructor refuses a part of another buffer that is still in use. A
-    storage is an exception, because several buffers may use one storage. One of them writes to it and the others read.
-
-    Any thread may call `add`, `extend`, `sample`, indexing, `empty` and the state methods. Writers don't wait for
-    fetches. Rows that are overwritten during a fetch are drawn and fetched again, so a batch never holds half a record.
-    Don't exchange parts or transforms while other threads use the buffer. A write that has begun completes: an
-    interrupt (Ctrl-C) is raised after it.
-
-    A subclass may override any public method. It may also override ``_sample(batch_size) -> (batch, info)``, which
-    `sample` and iteration then call, and ``_add(data)`` and ``_extend(data)``, which receive transformed records.
-
-    Args:
-        storage: keeps the records, or a callable that creates the storage. None for ``ListStorage(1000)``, or for a
-            `ListStorage` of the size that the sampler allows.
-        sampler: chooses the records of a batch, or a callable that creates the sampler. None for `RandomSampler`,
-            uniform with replacement.
-        writer: chooses the slots of new records, or a callable that creates the writer. None for `RoundRobinWriter`,
-            which overwrites the oldest records first.
-        collate_fn: turns the storage's result into a batch. None stacks the records of list storages; tensor storages
-            return batches anyway.
-        pin_memory: whether batches are in pinned memory; requires CUDA.
-        prefetch: number of batches that `sample` draws ahead and threads fetch; None or 0 for none. If a write, `empty`
-            or `load_state_dict` affects a batch drawn ahead, the buffer draws it again. The priorities at the time of
-            the draw count. The sequence of batches depends on this number only if records or priorities are written in
-            between. It never depends on the number of threads.
-        transform: a callable on batches, or an object with `forward` (on read) and `inv` (on write). A plain callable
-            acts on writes if it changes the batch shape of data with more batch dimensions than the storage has. For
-            example, ``lambda data: data.reshape(-1)`` flattens ``[P, T]`` data. To find out, the first write calls it
-            on a clone of the data's corner ``[:1, :1]``.
-        transform_factory: a callable that creates the transform, instead of `transform`.
-        batch_size: the default number of transitions in a batch; iteration requires it.
-        dim_extend: the batch dimension of extended data that is time, 0 or more; it is swapped with dimension 0. None
-            for the last dimension that the storage takes as slots, ``storage.ndim - 1``.
-        checkpointer: becomes the storage's `checkpointer`, which determines the form of the records in checkpoints (see
-            `dumps`). None keeps the storage's own.
-        generator: source of random numbers for this sampler and its successors. Its state is part of the buffer's
-            state. If other code draws from it or sets its state, the buffer's sequence changes too. None for the
-            sampler's own generator.
-        seed: seed of the sampler's random sequence. None keeps the present sequence.
-        prefetch_threads: threads that fetch ahead. None for one thread per batch, up to the number of CPUs.
-        compilable: has no effect. Compiled programs call buffers but don't contain them.
-        delayed_init: whether the parts are created from callables at the first use, so that the buffer can be sent to
-            another process before. None for True if there is a `transform_factory`. Most errors of arguments are then
-            raised at the first use.
-        shared: whether several processes use the buffer at the same time; see `share`.
-        rate_limiter: a `SamplesPerInsert` or `MinSize`, which makes `add` and `extend` wait for samples, and samples
-            for inserts. None for no waiting. Buffers over one storage share one limiter; give it to one of them.
-
-    Raises:
-        InvalidArgumentError: a bad value, or a part of another buffer.
-        InvalidTypeError: `transform` together with `transform_factory`, or an argument that isn't callable.
-        UnsupportedError: an option that isn't available.
-
-    Examples:
-        >>> import torch
-        >>> from tensordict import TensorDict
-        >>> from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer
-        >>> buffer = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=4, seed=0)
-        >>> buffer.extend(TensorDict({"x": torch.arange(6)}, [6]))
-        tensor([0, 1, 2, 3, 4, 5])
-        >>> len(buffer), buffer.sample()["x"].shape
-        (6, torch.Size([4]))
-    """
-
-    _iteration: Iterator[Any] | None = None  # the iterator that `next` uses
-    _carries = False  # whether batches carry index, weights and generations as entries
-
-    def __init__(
-        self,
-        *,
-        storage: Storage | Callable[[], Storage] | None = None,
-        sampler: Sampler | Callable[[], Sampler] | None = None,
-        writer: Writer | Callable[[], Writer] | None = None,
-        collate_fn: Callable[[Any], Any] | None = None,
-        pin_memory: bool = False,
-        prefetch: int | None = None,
-        transform: Any = None,
-        transform_factory: Callable[[], Any] | None = None,
-        batch_size: int | None = None,
-        dim_extend: int | None = None,
-        checkpointer: Any = None,
-        generator: torch.Generator | None = None,
-        seed: int | None = None,
-        prefetch_threads: int | None = None,
-        compilable: bool | None = None,
-        delayed_init: bool | None = None,
-        shared: bool = False,
-        rate_limiter: SamplesPerInsert | None = None,
-    ) -> None:
-        if transform is not None and transform_factory is not None:
-            raise InvalidTypeError(
-                "transform, transform_factory: expected at most one of them, got both; leave one out"
-            )
-        dim_extend = None if dim_extend is None else non_negative("dim_extend", dim_extend)
-        prefetcher = make_prefetcher(prefetch, prefetch_threads)
-        self._own_sample = bool(overridden(self, "_sample", of=ReplayBuffer))
-
-        self._to_open = {
-            "parts": (storage, sampler, writer, transform, collate_fn, generator, dim_extend),
-            "transform_factory": transform_factory,
-            "served": (batch_size, pin_memory),
-            "prefetcher": prefetcher,
-            "seed": seed,
-            "shared": bool(shared),
-            "checkpointer": checkpointer,
-            "rate_limiter": rate_limiter,
-        }
-        if not (transform_factory is not None if delayed_init is None else delayed_init):
-            self.open()
-
-    def _assemble(
-        self,
-        *,
-        parts: tuple[Any, ...],
-        transform_factory: Callable[[], Any] | None,
-        served: tuple[int | None, bool],
-        prefetcher: Prefetcher | None,
-        seed: int | None,
-        shared: bool,
-        checkpointer: StorageCheckpointerBase | None,
-        rate_limiter: SamplesPerInsert | None,
-    ) -> None:
-        storage, sampler, writer, transform, *rest = parts
-        if transform_factory is not None:
-            transform = transform_factory()
-        made = Parts(storage, sampler, writer, transform, *rest)
-        if checkpointer is not None:
-            made.storage.checkpointer = checkpointer
-        gate = made.storage.gate or BufferLock()  # buffers over one storage share its lock
-        draws = Draws(gate, made, prefetcher)
-        own = self.sample if self._own_sample or overridden(self, "sample", of=ReplayBuffer) else None
-        server = BufferServer(draws, gate, made, *served, self._carries, own)
-        inserter = self._make_inserter(gate, made)
-        if overridden(self, "_add", "_extend", of=ReplayBuffer):
-            inserter.put = self._put
-        if seed is not None:
-            made.sampler.set_seed(seed)
-        # Only one of the two, so that a refusal by one doesn't leave the effect of the other.
-        if shared or isinstance(made.storage, SharedTensorStorage):
-            share_parts(gate, made, limited=rate_limiter is not None)
-        elif rate_limiter is not None:
-            gate.limit(rate_limiter, made.storage)
-        # Nothing fails from here on. A failed construction leaves every part without an owner, and the attributes
-        # unset, so that the next use of a delayed buffer tries again.
-        self._gate, self._parts, self._draws, self._server, self._intake = gate, made, draws, server, inserter
-        made.join(self, gate)
-
-    def _make_inserter(self, gate: BufferLock, parts: Parts) -> Inserter:
-        """Return the inserter, which stores records."""
-        return Inserter(gate, parts)
 
     def _add(self, data: Any) -> Any:
         """Store one transformed record. Subclasses may override this."""
@@ -699,14 +687,17 @@ class ReplayBuffer(Composed):
             MissingKeyError: one of `keys` isn't stored.
             Exception: an error of the sampler (see its class), a transform or `collate_fn`.
         """
+        server = self._server
+        size = server.size_of(batch_size)
         if not self._own_sample:
-            return self._server.sample(batch_size, return_info, keys)
+            served = server.serve(size, None if keys is None else key_list(keys), return_info)
+            return (served.batch, served.info) if return_info else served.batch
         if keys is not None:
             raise UnsupportedError(
                 f"keys: {type(self).__name__} overrides _sample(), which takes no keys; leave keys out, or override "
                 "sample() instead"
             )
-        batch, info = self._sample(self._server.size_of(batch_size, 3))
+        batch, info = self._sample(size)
         return (batch, info) if return_info else batch
 
     def _sample(self, batch_size: int) -> tuple[Any, dict[Any, Any]]:

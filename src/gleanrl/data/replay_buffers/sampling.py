@@ -17,7 +17,7 @@ from torch.utils import _pytree
 from gleanrl._arrays.devices import pinned
 from gleanrl._arrays.results import Draw, new_tuple
 from gleanrl._arrays.tensordicts import NestedKey, add_entries, mark_rows
-from gleanrl._util import integer, key_list, positive_or_none
+from gleanrl._util import integer, positive_or_none
 from gleanrl.data.replay_buffers.components import Parts
 from gleanrl.data.replay_buffers.draws import Draws, Keys
 from gleanrl.data.replay_buffers.lock import BufferLock
@@ -69,12 +69,11 @@ class Server(ABC):
     def new_epoch(self) -> None:
         """Begin a new epoch with the next batch."""
 
-    def size_of(self, batch_size: int | None, stacklevel: int = 4) -> int:
+    def size_of(self, batch_size: int | None) -> int:
         """Return the number of transitions for the `batch_size` argument of `sample`.
 
         Args:
-            batch_size: None for the default. Another size may cause a warning.
-            stacklevel: the stack level of the user's call, for that warning.
+            batch_size: None for the default. Another size may cause a warning, at the line that called `sample`.
 
         Raises:
             UnsupportedError: no batch size and no default.
@@ -90,16 +89,8 @@ class Server(ABC):
         size = integer("batch_size", batch_size, 1)
         if usual is not None and size != usual and self.warns_of_other_sizes:
             text = f"sample: batch_size={size} differs from the buffer's {usual}; {size} is used"
-            warnings.warn(text, stacklevel=stacklevel)
+            warnings.warn(text, stacklevel=3)
         return size
-
-    def sample(self, batch_size: int | None, return_info: bool, keys: ChosenKeys) -> Any:
-        """Return a batch, or ``(batch, info)``, by `serve`; errors of the size as in `size_of`."""
-        size = self.batch_size
-        if batch_size is not None or size is None:
-            size = self.size_of(batch_size)
-        served = self.serve(size, None if keys is None else key_list(keys), return_info)
-        return (served.batch, served.info) if return_info else served.batch
 
     def epoch(self) -> Iterator[Any]:
         """Yield the batches of one new epoch; forever if the sampler has no epochs.
