@@ -6,16 +6,22 @@ import secrets
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable
-from typing import Any, Generic, NamedTuple, TypeVar
+from itertools import chain
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 
 from gleanrl._arrays.results import new_tuple
+from gleanrl._os.shared_memory import fence
 
 _DISTANCE = 1 << 29  # loads add multiples of this to generations; the core's marks keep the low 29 bits
 _REMEMBERED = 1024  # most ranges that a log keeps
+# Positions in the head of a shared log. _ORIGIN: the origin's content and changes. _REWRITTEN: the count of changes
+# after the last dropped run with new records.
+_CONTENT, _CHANGES, _NUM_RUNS, _SLOTS, _HAS_ORIGIN, _ORIGIN, _REWRITTEN = 0, 1, 2, 3, 4, 5, 7
 
+Words: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Source = TypeVar("Source", bound="Versioned")
 
 
@@ -158,6 +164,100 @@ class ChangeLog:
         return changes_in(reversed(self._runs), version, size)
 
 
+class SharedLog(ChangeLog):
+    """A `ChangeLog` in shared memory. Its version can be read at any time, everything else under the lock only.
+
+    Args:
+        head: the memory of the counters, ``(HEAD_WORDS,)``.
+        runs: the memory of the logged runs, ``(n, RUN_WORDS)``: begin, start, count and whether it is an amendment.
+    """
+
+    HEAD_WORDS, RUN_WORDS = 8, 4
+
+    def __init__(self, head: Words, runs: Words) -> None:
+        self._head, self._table = head, runs
+
+    @property
+    def version(self) -> Version:  # type: ignore[override]
+        """The present version. If it is read after records, it covers every write that began before."""
+        fence()
+        # Read in this order. If another process calls `renew` in between, the result has the new content. In the
+        # other order it could equal an earlier version of the old content, and the change would be missed.
+        changes = int(self._head[_CHANGES])
+        return Version(int(self._head[_CONTENT]), changes)
+
+    @property
+    def origin(self) -> Version | None:  # type: ignore[override]
+        """The version that this content is a copy of; None if there is none.
+
+        It is shared, so the sampler of any process can find the changes since a saved state.
+        """
+        if not self._head[_HAS_ORIGIN]:
+            return None
+        return Version(*self._head[_ORIGIN : _ORIGIN + 2].tolist())
+
+    def renew(self, origin: Version | None = None) -> None:
+        """Begin another content."""
+        self._head[_HAS_ORIGIN] = origin is not None
+        self._head[_ORIGIN : _ORIGIN + 2] = origin or 0
+        # Before the runs go: this process may be killed in between.
+        self._head[_REWRITTEN] = self._head[_CHANGES]
+        self._head[_NUM_RUNS] = 0
+        self._head[_CONTENT] = secrets.randbits(62)
+        self._head[_CHANGES] = self._head[_REWRITTEN] = 0
+        fence()
+
+    def forget(self) -> None:
+        """Mark every slot as changed."""
+        self._head[_REWRITTEN] = self._head[_CHANGES] + 1  # first, as in `renew`
+        self._head[_NUM_RUNS] = 0
+        self._head[_CHANGES] += 1
+
+    def note(self, start: int, count: int, size: int) -> None:
+        """Log that `count` slots from `start` on are about to change, around the end of `size` slots."""
+        self._head[_SLOTS] = size
+        number = int(self._head[_NUM_RUNS])
+        last = self._table[(number - 1) % len(self._table)]
+        if number and not last[3] and (last[1] + last[2]) % size == start:
+            last[2] += count
+            self._head[_CHANGES] += count
+        else:
+            self._append(start, count, False)
+        fence()
+
+    def note_ranges(self, spans: list[tuple[int, int]], size: int, amended: bool = False) -> None:
+        """Log that several ranges of slots are about to change (see `ChangeLog.note_ranges`)."""
+        self._head[_SLOTS] = size
+        for start, count in spans:
+            self._append(start, count, amended)
+        fence()
+
+    def _append(self, start: int, count: int, amended: bool) -> None:
+        number = int(self._head[_NUM_RUNS])
+        run = self._table[number % len(self._table)]
+        if number >= len(self._table) and not run[3]:
+            self._head[_REWRITTEN] = run[0] + run[2]
+        run[:] = (self._head[_CHANGES], start, count, amended)
+        self._head[_NUM_RUNS] = number + 1
+        self._head[_CHANGES] += count
+
+    def since(self, version: Version) -> list[Change] | None:
+        """Return the changes after `version` (see `ChangeLog.since`)."""
+        now, number, size = self.version, int(self._head[_NUM_RUNS]), int(self._head[_SLOTS])
+        if version.content != now.content:
+            return None
+        if version.changes == now.changes:
+            return []
+        num_logged = min(number, len(self._table))
+        oldest = int(self._table[(number - num_logged) % len(self._table)][0]) if num_logged else now.changes
+        if not self._head[_REWRITTEN] <= version.changes < now.changes:
+            return [Change(0, size, False)]
+        rows = (self._table[(number - 1 - back) % len(self._table)].tolist() for back in range(num_logged))
+        runs = (Run(begin, [(start, count)], bool(amended)) for begin, start, count, amended in rows)
+        dropped = [amendment_of_all(version, size)] if version.changes < oldest else []
+        return changes_in(chain(runs, dropped), version, size)
+
+
 def amendment_of_all(version: Version, size: int) -> Run:
     """Return a run in place of amendments after `version` that a log no longer keeps: all slots may be amended."""
     return Run(version.changes, [(0, size)], True)
@@ -198,22 +298,19 @@ def _without(spans: list[tuple[int, int]], excluded: list[tuple[int, int]]) -> l
     return left
 
 
-class Versioned(ABC):
+class Versioned(Protocol):
     """A source that followers can follow: it has a version and reports the changes since an earlier one."""
 
     @property
-    @abstractmethod
     def version(self) -> Version:
         """The current version."""
-
-    @abstractmethod
-    def changed_since(self, version: Version) -> list[Change] | None:
-        """Return the changes after `version` (see `ChangeLog.since`); None for another content."""
 
     @property
     def origin(self) -> Version | None:
         """The version of the content that this content was loaded or unpickled from; None if it wasn't."""
-        return None
+
+    def changed_since(self, version: Version) -> list[Change] | None:
+        """Return the changes after `version` (see `ChangeLog.since`); None for another content."""
 
 
 class Follower(ABC, Generic[Source]):

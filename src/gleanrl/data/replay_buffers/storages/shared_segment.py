@@ -11,9 +11,8 @@ lock restores the rows from the journal, so the write never happened.
 from __future__ import annotations
 
 import pickle
-import secrets
 from collections.abc import Sequence
-from itertools import accumulate, chain
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,25 +24,16 @@ from gleanrl._arrays.tensordicts import Path as KeyPath
 from gleanrl._os import fault_points
 from gleanrl._os.hugepages import ALIGNMENT
 from gleanrl._os.shared_memory import SharedMemory, fence
-from gleanrl.data.replay_buffers.change_log import (
-    Change,
-    ChangeLog,
-    Run,
-    Version,
-    amendment_of_all,
-    changes_in,
-)
+from gleanrl.data.replay_buffers.change_log import SharedLog
 from gleanrl.data.replay_buffers.storages.allocators import as_column, check_room
 from gleanrl.errors import CapacityError, SchemaError
 
 _WORDS, _RUNS, _SCHEMA_BYTES = 64, 1024, 1 << 20
-_HEAD_BYTES = 8 * (_WORDS + 4 * _RUNS) + _SCHEMA_BYTES
+_HEAD_BYTES = 8 * (_WORDS + SharedLog.RUN_WORDS * _RUNS) + _SCHEMA_BYTES
 # Positions in the head, in units of int64.
 _STATE, _READY, _SCHEMA_SIZE, _ROWS, _COPIES, _JOURNALED, _PIECES = range(7)
 _METADATA_STARTS = (8, 16)
-_CONTENT, _CHANGES, _NUM_RUNS, _SLOTS = 32, 33, 34, 35
-_HAS_ORIGIN, _ORIGIN = 36, 37  # at _ORIGIN: the origin's content and changes
-_REWRITTEN = 39  # the count of changes after the last dropped run with new records
+_LOG = slice(32, 32 + SharedLog.HEAD_WORDS)
 _CHANGING = 2  # a bit of the state word; bit 0 selects the valid copy of the metadata
 
 
@@ -76,9 +66,9 @@ class StorageSegment:
         self.commit(SharedMetadata(0, 0, 0, 1))
 
     def _meet(self) -> None:
-        words = np.frombuffer(self.memory.map, np.int64, _WORDS + 4 * _RUNS)
+        words = np.frombuffer(self.memory.map, np.int64, _WORDS + SharedLog.RUN_WORDS * _RUNS)
         self._head = words[:_WORDS]
-        self.log = SharedLog(words)
+        self.log = SharedLog(words[_LOG], words[_WORDS:].reshape(_RUNS, SharedLog.RUN_WORDS))
         self._bytes: list[torch.Tensor] = []
         self._journal: list[torch.Tensor] = []
 
@@ -246,98 +236,6 @@ class SegmentAllocator:
 
     def discard(self) -> None:
         """Do nothing, because unused columns were never marked as valid."""
-
-
-class SharedLog(ChangeLog):
-    """A `ChangeLog` in shared memory. Its version can be read at any time, everything else under the lock only.
-
-    Args:
-        words: the memory of the head and of the logged runs.
-    """
-
-    def __init__(self, words: np.ndarray[Any, np.dtype[np.int64]]) -> None:
-        self._head, self._table = words[:_WORDS], words[_WORDS:].reshape(_RUNS, 4)
-
-    @property
-    def version(self) -> Version:  # type: ignore[override]
-        """The present version. If it is read after records, it covers every write that began before."""
-        fence()
-        # Read in this order. If another process calls `renew` in between, the result has the new content. In the
-        # other order it could equal an earlier version of the old content, and the change would be missed.
-        changes = int(self._head[_CHANGES])
-        return Version(int(self._head[_CONTENT]), changes)
-
-    @property
-    def origin(self) -> Version | None:  # type: ignore[override]
-        """The version that this content is a copy of; None if there is none.
-
-        It is shared, so the sampler of any process can find the changes since a saved state.
-        """
-        if not self._head[_HAS_ORIGIN]:
-            return None
-        return Version(*self._head[_ORIGIN : _ORIGIN + 2].tolist())
-
-    def renew(self, origin: Version | None = None) -> None:
-        """Begin another content."""
-        self._head[_HAS_ORIGIN] = origin is not None
-        self._head[_ORIGIN : _ORIGIN + 2] = origin or 0
-        self._head[_REWRITTEN] = self._head[
-            _CHANGES
-        ]  # before the runs go: this process may be killed in between
-        self._head[_NUM_RUNS] = 0
-        self._head[_CONTENT] = secrets.randbits(62)
-        self._head[_CHANGES] = self._head[_REWRITTEN] = 0
-        fence()
-
-    def forget(self) -> None:
-        """Mark every slot as changed."""
-        self._head[_REWRITTEN] = self._head[_CHANGES] + 1  # first, as in `renew`
-        self._head[_NUM_RUNS] = 0
-        self._head[_CHANGES] += 1
-
-    def note(self, start: int, count: int, size: int) -> None:
-        """Log that `count` slots from `start` on are about to change, around the end of `size` slots."""
-        self._head[_SLOTS] = size
-        number = int(self._head[_NUM_RUNS])
-        last = self._table[(number - 1) % _RUNS]
-        if number and not last[3] and (last[1] + last[2]) % size == start:
-            last[2] += count
-            self._head[_CHANGES] += count
-        else:
-            self._append(start, count, False)
-        fence()
-
-    def note_ranges(self, spans: list[tuple[int, int]], size: int, amended: bool = False) -> None:
-        """Log that several ranges of slots are about to change (see `ChangeLog.note_ranges`)."""
-        self._head[_SLOTS] = size
-        for start, count in spans:
-            self._append(start, count, amended)
-        fence()
-
-    def _append(self, start: int, count: int, amended: bool) -> None:
-        number = int(self._head[_NUM_RUNS])
-        run = self._table[number % _RUNS]
-        if number >= _RUNS and not run[3]:
-            self._head[_REWRITTEN] = run[0] + run[2]
-        run[:] = (self._head[_CHANGES], start, count, amended)
-        self._head[_NUM_RUNS] = number + 1
-        self._head[_CHANGES] += count
-
-    def since(self, version: Version) -> list[Change] | None:
-        """Return the changes after `version` (see `ChangeLog.since`)."""
-        now, number, size = self.version, int(self._head[_NUM_RUNS]), int(self._head[_SLOTS])
-        if version.content != now.content:
-            return None
-        if version.changes == now.changes:
-            return []
-        num_logged = min(number, _RUNS)
-        oldest = int(self._table[(number - num_logged) % _RUNS][0]) if num_logged else now.changes
-        if not self._head[_REWRITTEN] <= version.changes < now.changes:
-            return [Change(0, size, False)]
-        rows = (self._table[(number - 1 - back) % _RUNS].tolist() for back in range(num_logged))
-        runs = (Run(begin, [(start, count)], bool(amended)) for begin, start, count, amended in rows)
-        dropped = [amendment_of_all(version, size)] if version.changes < oldest else []
-        return changes_in(chain(runs, dropped), version, size)
 
 
 def _length_of(fields: Sequence[Field], num_rows: int) -> list[int]:

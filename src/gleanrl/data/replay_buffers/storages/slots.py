@@ -15,7 +15,7 @@ import torch
 from gleanrl._os import proc
 from gleanrl._os.interrupts import to_the_end
 from gleanrl._util import positive
-from gleanrl.data.replay_buffers.change_log import Change, ChangeLog, Version, Versioned
+from gleanrl.data.replay_buffers.change_log import Change, ChangeLog, Version
 from gleanrl.data.replay_buffers.component_base import Part, owned_elsewhere
 from gleanrl.data.replay_buffers.lock import BufferLock
 from gleanrl.data.replay_buffers.storages.allocators import zeroed
@@ -122,7 +122,7 @@ class Generations:
 UNBOUNDED = 2**63 - 1  # the size of a storage without a limit
 
 
-class Slots(Part, Versioned, ABC):
+class Slots(Part, ABC):
     """A ring of time steps, ``[steps, *batch]`` slots, with a generation for each slot and a change log.
 
     Args:
@@ -235,7 +235,7 @@ class Slots(Part, Versioned, ABC):
     _len = property(__len__)  # TorchRL programs use this private name
 
     # Every write, draw and follower reads it, so `attrgetter` replaces a Python function.
-    version = property(
+    version: Version = property(  # type: ignore[assignment]
         attrgetter("change_log.version"),
         doc="The identity of the content and the count of its changes. It changes before the bytes do.",
     )
