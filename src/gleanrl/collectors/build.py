@@ -21,6 +21,7 @@ from gleanrl.collectors.frame_accounting import Numbering
 from gleanrl.collectors.policy_weights import PolicyWeights
 from gleanrl.collectors.single_source import RandomNumbers, RolloutSource
 from gleanrl.collectors.source import CollectionOptions
+from gleanrl.envs.libs.gym_backend import advice
 from gleanrl.envs.policy_state import with_policy_state
 from gleanrl.envs.transforms.transformed_env import TransformedEnv
 from gleanrl.envs.vector.factories import as_source, is_environment, know_truncated
@@ -90,7 +91,7 @@ def make_env(create_env_fn: Any, kwargs: Mapping[str, Any] | None) -> Any:
     if not is_environment(made):
         raise InvalidTypeError(
             "create_env_fn: expected an environment, a callable that makes one, or the name of a gymnasium "
-            f"environment, got {type(made).__name__}"
+            f"environment, got {type(made).__name__}{advice(made)}"
         )
     return made
 

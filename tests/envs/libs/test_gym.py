@@ -11,7 +11,7 @@ import torch
 import gleanrl.envs
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.data.specs import Categorical, OneHot
-from gleanrl.envs import StepCounter, TransformedEnv, check_env_specs
+from gleanrl.envs import SerialEnv, StepCounter, TransformedEnv, check_env_specs
 from gleanrl.envs.libs.gym import GymEnv, GymWrapper, gym_backend
 from gleanrl.errors import ClosedError, InvalidTypeError, UnsupportedError
 from tests.fakes import ORACLE_ID, OracleEnv, Script
@@ -58,6 +58,80 @@ def test_keywords_are_passed_to_gymnasium_make() -> None:
 def test_wrapping_a_gleanrl_environment_is_refused() -> None:
     with pytest.raises(InvalidTypeError, match="GymWrapper"):
         GymWrapper(GymWrapper(OracleEnv()))
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        (OracleEnv(), r"got OracleEnv; wrap it: GymWrapper\(env\)"),
+        (OracleEnv, r"got \w+; "),
+        (lambda: OracleEnv(), r"got function; call it and wrap its result: GymWrapper\(make\(\)\)"),
+        (GymWrapper(OracleEnv()), "got GymWrapper; pass that object without GymEnv"),
+    ],
+    ids=["environment", "class", "function", "wrapper"],
+)
+def test_object_in_place_of_a_name_raises_an_error_that_names_gymwrapper(name: Any, write: str) -> None:
+    with pytest.raises(InvalidTypeError, match="env_name: expected the name of an environment, " + write):
+        GymEnv(name)
+
+
+@pytest.mark.parametrize("several", [{}, {"num_envs": 2}])
+def test_unregistered_name_raises_an_error_that_names_the_registering_package(
+    several: dict[str, int],
+) -> None:
+    with pytest.raises(
+        gym.error.NameNotFound, match=r"Nowhere.*imported first, in each worker.*'package:Name-v0'"
+    ):
+        GymEnv("Nowhere-v0", **several)
+    with pytest.raises(gym.error.NamespaceNotFound, match="'package:Name-v0'"):
+        GymEnv("Nowhere/Name-v0", **several)
+    with pytest.raises(gym.error.NameNotFound, match="Did you mean: `CartPole`\\?$"):
+        GymEnv("Cartpole-v1", **several)
+
+
+class Agents:
+    """An environment with PettingZoo's interface."""
+
+    possible_agents = ("anna", "bert")
+
+    def observation_space(self, agent: str) -> gym.Space[Any]:
+        return gym.spaces.Box(-1, 1, (2,))
+
+    action_space = observation_space
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None: ...
+
+    def step(self, actions: Any) -> None: ...
+
+
+class Vec:
+    """An environment with the interface of a VecEnv of Stable-Baselines3."""
+
+    num_envs = 2
+    observation_space, action_space = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2)
+    step_async = step = reset = Agents.step
+
+
+@pytest.mark.parametrize(
+    ("env", "write"),
+    [
+        (
+            Agents(),
+            "(got|made) Agents, an environment of several agents.*PettingZooEnv, or an EnvBase with a group",
+        ),
+        (Vec(), "(got|made) Vec, a VecEnv of Stable-Baselines3.*SerialEnv or ParallelEnv"),
+    ],
+    ids=["agents", "vec"],
+)
+def test_other_interface_raises_an_error_that_names_a_supported_one(env: Any, write: str) -> None:
+    takes = [GymWrapper, GymEnv, lambda env: SyncDataCollector(env, frames_per_batch=2)]
+    takes += [
+        lambda env: SyncDataCollector(lambda: env, frames_per_batch=2),
+        lambda env: SerialEnv(2, lambda: env),
+    ]
+    for take in takes:
+        with pytest.raises(InvalidTypeError, match=write):
+            take(env)
 
 
 def test_seeds_return_the_last_seed_used() -> None:

@@ -115,9 +115,16 @@ def values(space: Any, value: Any, categorical: bool = True) -> dict[Any, Any]:
     return {codec.key: found for codec, found in zip(leaves(tree), encode(tree, value), strict=True)}
 
 
+class Phrases(spaces.Space[str]):
+    """A space of strings of another package, as MiniGrid's."""
+
+    def __init__(self) -> None:
+        super().__init__(dtype=str)  # type: ignore[arg-type]
+
+
 class TestSpaces:
-    def test_text_becomes_str_and_other_values_raise(self) -> None:
-        space = spaces.Text(5)
+    @pytest.mark.parametrize("space", [spaces.Text(5), Phrases()], ids=["gymnasium", "other"])
+    def test_text_becomes_str_and_other_values_raise(self, space: spaces.Space[str]) -> None:
         assert (
             values(space, np.str_("door")) == {("o",): "door"}
             and type(values(space, np.str_("a"))["o",]) is str

@@ -17,7 +17,13 @@ from gymnasium.wrappers import AddRenderObservation
 from gleanrl._util import non_negative
 from gleanrl.compat import bind
 from gleanrl.envs.base import EnvBase
-from gleanrl.envs.libs.gym_backend import gym_backend, named, set_gym_backend, with_gymnasiums_interface
+from gleanrl.envs.libs.gym_backend import (
+    advice,
+    gym_backend,
+    named,
+    set_gym_backend,
+    with_gymnasiums_interface,
+)
 from gleanrl.envs.libs.gym_info import BaseInfoDictReader, default_info_dict_reader
 from gleanrl.envs.libs.gym_like import GymLikeEnv
 from gleanrl.envs.libs.gym_simulator import Simulator, StepResult
@@ -173,6 +179,34 @@ def _wrappers(pixels_only: bool | None, frame_skip: int) -> list[Callable[..., A
     return found
 
 
+def _require_name(env_name: Any) -> None:
+    """Raise `InvalidTypeError` if `env_name` is an environment or a function, not the name of an environment."""
+    if isinstance(env_name, EnvBase):
+        write = "; pass that object without GymEnv"
+    elif hasattr(env_name, "step"):
+        write = advice(env_name) or "; wrap it: GymWrapper(env)"
+    elif callable(env_name):
+        write = "; call it and wrap its result: GymWrapper(make())"
+    else:
+        return
+    raise InvalidTypeError(
+        f"env_name: expected the name of an environment, got {type(env_name).__name__}{write}"
+    )
+
+
+def _found(make: Callable[[], Any]) -> Any:
+    """Return the environment that `make` makes. If gymnasium doesn't know its name, say who registers names."""
+    try:
+        return make()
+    except (gymnasium.error.NameNotFound, gymnasium.error.NamespaceNotFound) as cause:
+        if "Did you mean" in str(cause):
+            raise
+        raise type(cause)(
+            f"{cause} The package that registers a name must be imported first, in each worker process, too: write "
+            "'package:Name-v0', or let a function import it and make the environment"
+        ) from cause
+
+
 class _AvailableEnvs:
     """Descriptor with the ids that gymnasium has registered at the time of access, for the class and its instances."""
 
@@ -295,6 +329,7 @@ class GymEnv(GymWrapper):
             to `gymnasium.make_vec`.
 
     Raises:
+        InvalidTypeError: if `env_name` is an environment, or a function that makes one.
         InvalidArgumentError: if `num_envs` isn't a non-negative integer. Also for an unknown `vectorization_mode`, or
             another `render_mode` with `from_pixels`.
         UnsupportedError: for `from_pixels` or `frame_skip` with ``vectorization_mode="vector_entry_point"``.
@@ -323,6 +358,7 @@ class GymEnv(GymWrapper):
         allow_done_after_reset: bool = False,
         **gym_kwargs: Any,
     ) -> None:
+        _require_name(env_name)
         num_envs = non_negative("num_envs", num_envs)
         if from_pixels:
             gym_kwargs = rendering(gym_kwargs)
@@ -340,10 +376,10 @@ class GymEnv(GymWrapper):
         }
         if num_envs == 0:
             pixels = {"from_pixels": from_pixels, "pixels_only": pixels_only}
-            super().__init__(one(), **pixels, frame_skip=frame_skip, **options)
+            super().__init__(_found(one), **pixels, frame_skip=frame_skip, **options)
         else:
             # The vector's members already render and repeat actions. `GymWrapper.__init__` would reject these options.
-            vector = several()
+            vector = _found(several)
             key = self._key_of(vector, from_pixels, pixels_only)
             GymLikeEnv.__init__(self, vector, observation_key=key, frame_skip=frame_skip, **options)
         self._make, self._pixels_only = several if num_envs else one, None if num_envs else only

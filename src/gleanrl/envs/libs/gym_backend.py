@@ -130,6 +130,21 @@ def with_gymnasiums_interface(env: Any) -> Any:
     return (shimmy.GymV26CompatibilityV0 if _has_five(gym) else shimmy.GymV21CompatibilityV0)(env=env)
 
 
+def advice(env: Any) -> str:
+    """Return the end of an error message about an environment with an unsupported interface; ``""`` if unknown."""
+    if hasattr(env, "possible_agents") or hasattr(env, "agents"):
+        return (
+            ", an environment of several agents. GymWrapper takes gymnasium environments of one agent; collectors also "
+            "take TorchRL's PettingZooEnv, or an EnvBase with a group of entries for each kind of agents"
+        )
+    if hasattr(env, "step_async"):
+        return (
+            ", a VecEnv of Stable-Baselines3. Pass the functions that make its environments to SerialEnv or "
+            "ParallelEnv, or use GymEnv(name, num_envs=...)"
+        )
+    return ""
+
+
 def _has_five(gym: ModuleType) -> bool:
     """Return whether `step` of this gym release returns five values, with separate terminated and truncated."""
     return tuple(int(part) for part in gym.__version__.split(".")[:2]) >= (0, 26)

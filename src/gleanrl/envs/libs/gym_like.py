@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
@@ -18,6 +19,7 @@ from gleanrl._rollout.protocol import FREELY, EpisodeRules, Lease, Stepper
 from gleanrl._util import is_native, positive
 from gleanrl.data.specs import Categorical, Composite, TensorSpec
 from gleanrl.envs.base import REPLACED, EnvBase
+from gleanrl.envs.libs.gym_backend import advice
 from gleanrl.envs.libs.gym_codecs import Array, Codec, RewardCodec, as_flag, as_flags
 from gleanrl.envs.libs.gym_info import (
     default_info_dict_reader,
@@ -81,7 +83,8 @@ class GymLikeEnv(EnvBase):
         allow_done_after_reset: passed to `EnvBase`; gymnasium's resets never return done.
 
     Raises:
-        InvalidTypeError: if `env` lacks one of these four attributes.
+        InvalidTypeError: if `env` lacks one of these four attributes, or is an environment of several agents or a
+            VecEnv of Stable-Baselines3.
         SpaceError: if a space has no spec, or an entry's name is reserved.
         UnsupportedError: if `batch_size` isn't that of the environment.
         InvalidArgumentError: for a `frame_skip` below 1, or if two members of a SyncVectorEnv step the same object.
@@ -103,8 +106,13 @@ class GymLikeEnv(EnvBase):
         for name in ("step", "reset", "observation_space", "action_space"):
             if not hasattr(env, name):
                 raise InvalidTypeError(
-                    f"env: expected a gymnasium environment, got {type(env).__name__} without {name}"
+                    f"env: expected a gymnasium environment, got {type(env).__name__} without {name}{advice(env)}"
                 )
+        known = isinstance(env, (gymnasium.Env, VectorEnv))
+        if (callable(env.observation_space) or (hasattr(env, "step_async") and not known)) and advice(env):
+            raise InvalidTypeError(
+                f"env: expected a gymnasium environment, got {type(env).__name__}{advice(env)}"
+            )
         size = (int(env.num_envs),) if isinstance(env, VectorEnv) else ()
         if batch_size is not None and tuple(np.atleast_1d(batch_size)) != size:
             raise UnsupportedError(f"batch_size: {env} has batch size {size}, got {batch_size!r}")

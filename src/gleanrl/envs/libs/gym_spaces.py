@@ -16,7 +16,7 @@ possible for observations only:
 
 | space | spec |
 | --- | --- |
-| Text | NonTensor: the string |
+| Text, any other space of strings | NonTensor: the string |
 | Sequence | the element's with a first dimension of -1; NonTensor if elements have no fixed shape |
 | Graph | ``"nodes"``, ``"edges"`` and ``"edge_links"``, each a sequence |
 | any other Tuple | one leaf for each element, called ``"0"``, ``"1"``, ... |
@@ -127,7 +127,8 @@ def make_codec(space: spaces.Space[Any], key: Path, categorical: bool) -> Codec:
         )
     raise SpaceError(
         f"{where(key)}: no spec for the space {space}; its values have no single fixed shape and dtype. "
-        "Convert it with a gymnasium wrapper (gymnasium.wrappers.TransformObservation, TransformAction)"
+        "Convert it with a gymnasium wrapper (TransformObservation, FlattenObservation, TransformAction), or by "
+        "register_gym_spec_conversion"
     )
 
 
@@ -365,7 +366,8 @@ def make_tree(space: spaces.Space[Any], key: Path, categorical: bool, lists: boo
 
 def _list_codec(space: spaces.Space[Any], key: Path, categorical: bool) -> Codec | None:
     """Return the codec of a space whose values have no fixed shape; None for any other space."""
-    if isinstance(space, spaces.Text):
+    # Other classes of text declare the dtype, for example MiniGrid's missions.
+    if isinstance(space, spaces.Text) or (space.dtype is not None and np.issubdtype(space.dtype, np.str_)):
         return ObjectCodec(key, str, "a string")
     if isinstance(space, spaces.OneOf):
         return ObjectCodec(key, tuple, None)

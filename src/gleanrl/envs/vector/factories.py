@@ -23,6 +23,7 @@ from gleanrl._util import positive
 from gleanrl.data.specs import TensorSpec, from_torchrl, has_choices, stack_specs
 from gleanrl.envs.env_specs import ROLES
 from gleanrl.envs.libs.gym import GymEnv, GymWrapper
+from gleanrl.envs.libs.gym_backend import advice
 from gleanrl.errors import ClosedError, InvalidArgumentError, InvalidTypeError, LengthError, UnsupportedError
 
 
@@ -72,7 +73,7 @@ class Factory:
             if not is_environment(made):
                 raise InvalidTypeError(
                     f"create_env_fn: expected a callable that makes an environment, {self.source!r} made "
-                    f"{type(made).__name__}"
+                    f"{type(made).__name__}{advice(made)}"
                 )
             return made
         require_unused(self.source)
