@@ -32,7 +32,14 @@ def laid_out(name: str, lines: Iterable[str]) -> str:
 
 def parts_text(name: str, parts: Mapping[str, object]) -> str:
     """Return the repr of an object of class `name`, ``name(part=value)``, with each part on its own line."""
-    return laid_out(name, (f"{part}={value}" for part, value in parts.items()))
+    return laid_out(name, (f"{part}={_entries(value)}" for part, value in parts.items()))
+
+
+def _entries(value: object) -> str:
+    """Return the text of a value. A tuple of records has one record on a line."""
+    if type(value) is tuple and value and all(hasattr(entry, "__match_args__") for entry in value):
+        return laid_out("", map(str, value))
+    return str(value)
 
 
 def text_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -73,7 +80,7 @@ def html_table(caption: str, header: Sequence[str], rows: Iterable[Sequence[obje
 
 def html_parts(name: str, parts: Mapping[str, object]) -> str:
     """Return the parts that `parts_text` shows as a table in HTML."""
-    return html_table(name, ("part", "value"), parts.items())
+    return html_table(name, ("part", "value"), ((part, _entries(value)) for part, value in parts.items()))
 
 
 new_tuple = tuple.__new__

@@ -444,6 +444,7 @@ def test_ensembles_describe_each_member() -> None:
     ensemble = ReplayBufferEnsemble(*members)
     assert [found["observation"].rows for found in ensemble.describe()] == [3, 4]
     assert [int(found.length.sum()) for found in ensemble.episodes()] == [3, 4]
+    assert [found.rows for found in ensemble.verify()] == [3, 4]
     assert "<table" in ensemble._repr_html_()
 
 

@@ -8,7 +8,13 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from gleanrl.data.replay_buffers import LazyTensorStorage, ListStorage, ReplayBuffer, TensorDictMaxValueWriter
+from gleanrl.data.replay_buffers import (
+    LazyTensorStorage,
+    ListStorage,
+    ReplayBuffer,
+    SliceSampler,
+    TensorDictMaxValueWriter,
+)
 
 
 def steps(count: int, start: int = 0, episode: int = 4) -> TensorDict:
@@ -68,6 +74,21 @@ def test_each_mistake_is_found_at_its_first_place(mistake):
     data = steps(12)
     change(data)
     assert found(stored(data)) == expected
+
+
+@pytest.mark.parametrize("keys", [{"traj_key": "level"}, {"end_key": ("next", "cut")}], ids=["ids", "ends"])
+def test_trajectories_end_by_the_keys_of_the_sampler(keys):
+    data = torch.cat([steps(3, start) for start in (0, 40, 80)]).select(
+        "observation", ("next", "observation")
+    )
+    data["level"], data["next", "cut"] = torch.arange(9) // 3, torch.arange(9) % 3 == 2
+    sampler = SliceSampler(slice_len=1, **keys)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler)
+    buffer.extend(data)
+    assert buffer.verify().ok and buffer.verify().trajectories == 3
+    buffer.storage.get(slice(None))["observation"][4] += 1
+    assert found(buffer) == [("next observation", 1, 3)]
+    assert found(stored(data)) == []  # nothing tells where trajectories end
 
 
 def test_truncated_trajectory_that_continues_is_right():
@@ -155,6 +176,15 @@ def test_constant_columns_only_warn():
     }
     assert not stored(data[:1].exclude("goal")).verify().warnings  # one row tells nothing
     assert "warnings" not in repr(stored(steps(12)).verify()) and "warnings=(" in repr(report)
+    shown = [line for line in repr(report).splitlines() if line.startswith(" " * 8 + "AuditProblem(")]
+    assert len(shown) == len(report.warnings) == report._repr_html_().count("AuditProblem(") > 2
+
+
+def test_column_without_values_is_not_constant():
+    data = steps(12)
+    data["nothing"] = torch.zeros(12, 0)
+    buffer = stored(data)
+    assert buffer.verify().ok and not buffer.verify().warnings and not buffer.describe()["nothing"].constant
 
 
 def test_flags_and_ids_of_collectors_may_be_constant():

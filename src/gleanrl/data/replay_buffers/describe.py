@@ -66,7 +66,7 @@ class ColumnStatistics(NamedTuple):
     first_nonfinite: int | None
     """The first slot with such a row; None for none."""
     constant: bool
-    """Whether there are two or more rows, and all are equal. A NaN equals a NaN."""
+    """Whether there are two or more rows with values, and all rows are equal. A NaN equals a NaN."""
 
 
 class BufferDescription(dict[NestedKey, ColumnStatistics]):
@@ -138,7 +138,7 @@ class _Tally:
         self.rows += rows.shape[0]
         self.num_bytes += rows.numel() * rows.itemsize
         self._kinds[rows.dtype, tuple(rows.shape[1:])] = None
-        if not rows.shape[0]:
+        if not rows.numel():
             return
         values = _as_array(rows)
         self._compare(values)
@@ -186,7 +186,7 @@ class _Tally:
             num_nan=self.num_nan,
             nonfinite_rows=self.nonfinite_rows,
             first_nonfinite=self.first_nonfinite,
-            constant=self._even and self.rows > 1 and len(self._kinds) == 1,
+            constant=self._first is not None and self._even and self.rows > 1 and len(self._kinds) == 1,
         )
 
 

@@ -25,6 +25,7 @@ from gleanrl.data.replay_buffers.storages.ensemble import StorageEnsemble
 from gleanrl.data.replay_buffers.storages.indexing import is_key, members_at
 from gleanrl.data.replay_buffers.transform_pipeline import Pipeline, none_returned
 from gleanrl.data.replay_buffers.utils import loading_all, stack_samples, states_in
+from gleanrl.data.replay_buffers.verify import AuditReport
 from gleanrl.data.replay_buffers.writers.ensemble import WriterEnsemble, refuse
 from gleanrl.data.trajectories import marks_among
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError, UnsupportedError
@@ -509,6 +510,10 @@ class ReplayBufferEnsemble(Checkpointed):
     def episodes(self) -> tuple[StoredEpisodes, ...]:
         """Return the stored trajectories of each member; see `ReplayBuffer.episodes` for the errors."""
         return tuple(member.episodes() for member in self._members)
+
+    def verify(self) -> tuple[AuditReport, ...]:
+        """Check the stored records of each member; see `ReplayBuffer.verify`."""
+        return tuple(member.verify() for member in self._members)
 
     @distinct_seeds()
     def state_dict(self) -> dict[str, Any]:

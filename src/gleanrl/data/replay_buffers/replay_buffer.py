@@ -771,7 +771,7 @@ class ReplayBuffer(Checkpointed):
     def verify(self) -> AuditReport:
         """Check every stored record by the rules of `audit`; other threads wait meanwhile."""
         with self._gate.lock:
-            return audit(self._parts.storage)
+            return audit(self._parts.storage, self._parts.sampler.episode_table)
 
     def describe(self) -> BufferDescription:
         """Return statistics of each stored key; other threads wait meanwhile, so they show one moment."""

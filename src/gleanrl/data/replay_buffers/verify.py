@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -78,8 +79,8 @@ class AuditReport(NamedTuple):
         return html_parts("AuditReport", self._parts())
 
 
-def audit(storage: Storage) -> AuditReport:
-    """Check every stored record, without changing any.
+def audit(storage: Storage, sampled: EpisodeTable | None = None) -> AuditReport:
+    """Check every stored record, without changing any. Trajectories end by the keys of `sampled`, a sampler's table.
 
     - schema: columns have the shapes and dtypes of the first write.
     - generations: every stored row was written.
@@ -113,7 +114,9 @@ def audit(storage: Storage) -> AuditReport:
     found, warned = _Findings(), _Findings()
     trajectories = None
     if isinstance(storage, TensorStorage) and len(storage):
-        trajectories = _check_steps(storage, checks, found)
+        # A copy reads all records again, and so notices flags that were changed through views.
+        boundaries = EpisodeTable(BoundaryKeys()) if sampled is None else copy.copy(sampled)
+        trajectories = _check_steps(storage, boundaries, checks, found)
     if not problems:
         checks += _check_values(storage, found, warned)
     return AuditReport(
@@ -121,12 +124,14 @@ def audit(storage: Storage) -> AuditReport:
     )
 
 
-def _check_steps(storage: TensorStorage, checks: list[str], found: _Findings) -> int | None:
+def _check_steps(
+    storage: TensorStorage, boundaries: EpisodeTable, checks: list[str], found: _Findings
+) -> int | None:
     """Check the rules that compare rows, and return the number of trajectories; None if it isn't known."""
     if flags := _check_flags(storage, found):
         checks.append(flags)
     try:
-        table = EpisodeTable(BoundaryKeys()).of(storage) if storage.ordered else None
+        table = boundaries.of(storage) if storage.ordered else None
     except (MissingKeyError, SchemaError):
         table = None
     if table is None:
