@@ -102,6 +102,7 @@ def no_leaks():
 @pytest.fixture(scope="session")
 def ray_session():
     """Start Ray on this machine until the session ends, and return the module. Tests end their own actors."""
+    pytest.importorskip("ray", reason="Ray isn't installed")
     with rays.running() as ray:
         yield ray
 

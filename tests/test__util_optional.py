@@ -12,6 +12,7 @@ from gleanrl.errors import MissingLibraryError
 
 
 def test_missing_h5py_raises_an_error_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("h5py")
     assert _util.h5py().__name__ == "h5py"
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(MissingLibraryError, match=r"gleanrl\[h5\]"):
@@ -40,6 +41,7 @@ import gleanrl.checkpoint, gleanrl.collectors, gleanrl.data, gleanrl.envs, glean
 
 
 def test_missing_ray_raises_an_error_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
     assert _util.ray().__name__ == "ray"
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingLibraryError, match=r"gleanrl\[ray\]"):

@@ -104,7 +104,7 @@ def records(name: str, begin: int, end: int) -> Any:
         achieved = torch.arange(begin, end)[:, None].float()
         return steps(begin, end).update({"achieved_goal": achieved, "desired_goal": achieved + 9})
     if name == "two dimensions":
-        return steps(begin, end)[:, None].expand(-1, 2).clone()
+        return steps(begin, end)[:, None].expand(end - begin, 2).clone()
     return steps(begin, end)
 
 

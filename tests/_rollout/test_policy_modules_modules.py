@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from tensordict import TensorDict
 from tensordict.nn import (
     CompositeDistribution,
     InteractionType,
+    ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
     TensorDictModule,
     TensorDictSequential,
@@ -136,6 +138,8 @@ def test_parameters_that_the_distribution_lacks_are_explained_by_the_module() ->
 
 
 def test_private_generator_of_a_module_is_used() -> None:
+    if "generator" not in inspect.signature(ProbabilisticTensorDictModule.__init__).parameters:
+        pytest.skip("modules of this tensordict release have no private generator")
     drawn = []
     for _ in range(2):
         policy = gaussian(generator=torch.Generator().manual_seed(3))

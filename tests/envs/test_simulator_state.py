@@ -53,7 +53,7 @@ class Telling(Iterating):
     """Provides its own state."""
 
     def get_state(self) -> int:
-        return int(self.numbers.__reduce__()[2])  # type: ignore[misc]
+        return 1000 - self.numbers.__length_hint__()
 
     def set_state(self, state: int) -> None:
         self.numbers = iter(range(1000))

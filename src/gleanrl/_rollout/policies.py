@@ -245,7 +245,7 @@ def drawing_device(spec: Any) -> torch.device:
     for leaf in spec.values(True, True):
         if leaf.device is not None:
             return torch.device(leaf.device)
-    return torch.get_default_device()
+    return torch.empty(0).device
 
 
 def only_draws(policy: Any) -> bool:
@@ -332,7 +332,7 @@ class AllowedRows:
     def _generator(self, number: int, device: torch.device | None) -> torch.Generator:
         generator = self._generators.get(number)
         if generator is None:
-            target = torch.get_default_device() if device is None else device
+            target = torch.empty(0).device if device is None else device
             generator = torch.Generator(target).manual_seed(self._seed + number)
             self._generators[number] = generator
         return generator

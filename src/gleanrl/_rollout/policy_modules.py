@@ -309,7 +309,7 @@ def _is_plain(module: Any) -> bool:
 
 def _only_samples(module: Any) -> bool:
     apart = stand_apart([as_path(key) for key in module.in_keys])
-    return apart and module._generator_key is None and module.num_samples is None
+    return apart and getattr(module, "_generator_key", None) is None and module.num_samples is None
 
 
 def _safe_class(module: Any) -> type[Any] | None:

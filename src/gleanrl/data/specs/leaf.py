@@ -172,7 +172,7 @@ class LeafSpec(Unbindable, TensorSpec):
         self, shape: Sequence[int] | int, space: Box, device: DeviceLike | None, dtype: torch.dtype
     ) -> None:
         self.shape, self.space, self.dtype = as_size((shape,)), space, dtype
-        self.device = as_device(device) or torch.get_default_device()
+        self.device = as_device(device) or torch.empty(0).device
         self._check_dtype(dtype)
 
     @abstractmethod

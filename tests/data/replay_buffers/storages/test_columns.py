@@ -14,6 +14,7 @@ from gleanrl.data.replay_buffers.storages.columns import (
     column_store,
 )
 
+RELEASE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 ROWS = 10
 FIELDS = [
     Field(torch.Size([4]), torch.float32),
@@ -22,7 +23,9 @@ FIELDS = [
     Field(torch.Size([1]), torch.bool),
     Field(torch.Size([3]), torch.bfloat16),
     Field(torch.Size([2]), torch.complex64),
-    Field(torch.Size([5]), torch.float8_e4m3fn),
+    Field(
+        torch.Size([5]), torch.float8_e4m3fn if RELEASE > (2, 6) else torch.float16
+    ),  # 2.6 can't index them
     Field(torch.Size([0]), torch.float32),
 ]
 KINDS = [OwnColumns, UserColumns, DeviceColumns]
