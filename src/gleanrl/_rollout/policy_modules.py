@@ -144,7 +144,9 @@ class ProbabilisticCall:
         self.parameters = list(zip(names, self.inputs, strict=True))
         self._scores = bool(module.return_log_prob)
         # The calls on tensors make one sample, and its score. `distribution` also refuses a composite of one member.
-        self.on_tensors = module._generator is None and len(self.outputs) == 1 + self._scores
+        self.on_tensors = (
+            getattr(module, "_generator", None) is None and len(self.outputs) == 1 + self._scores
+        )
         self._known: type[Distribution] | None = None  # the last class that was checked
         known = hasattr(module.distribution_class, "rsample_and_log_prob")
         self._draws_with_score = self._scores and known and _safe_class(module) is not None
