@@ -432,10 +432,13 @@ GAUGES = (
             f"{what} of a dump after 1% of {count:,} {kind} rows have changed",
             unit,
             functools.partial(_pick, changed, kind, what),
-            5.0,
+            bound,
         )
         for kind, count in CHANGED.items()
-        for what, unit in (("bytes", "% of all bytes"), ("time", "% of the time of a complete dump"))
+        for what, unit, bound in (
+            ("bytes", "% of all bytes", 10.0),
+            ("time", "% of the time of a complete dump", 35.0),
+        )
     ),
     *(
         Gauge(

@@ -7,12 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
-from gleanrl._checkpoint import incremental as earlier
-from gleanrl._checkpoint import writer as files
-from gleanrl._checkpoint.manifest import DataFile, Extents
+from gleanrl._checkpoint.manifest import DataFile, Extent
 from gleanrl._checkpoint.reader import FileReader
 from gleanrl._checkpoint.row_segments import Array, SavedRows, SegmentLayout, bytes_of
 from gleanrl._checkpoint.writer import FileWriter
@@ -23,19 +20,12 @@ def arrays(*sizes: int) -> list[Any]:
     return [np.random.default_rng(size).integers(0, 256, size, np.uint8) for size in sizes]
 
 
-def on_disk(writer: FileWriter) -> tuple[tuple[DataFile, ...], Extents]:
+def on_disk(writer: FileWriter) -> tuple[tuple[DataFile, ...], tuple[Extent, ...]]:
     """Write and sync the data of a writer; return files and extents."""
     with writer:
         written = writer.write()
         writer.sync()
     return written
-
-
-def give_each_extent_a_file(patch: pytest.MonkeyPatch) -> None:
-    """Give each extent a file, so that tests can count linked and rewritten extents by file."""
-    patch.setattr(files, "_LEAST_FILE_BYTES", 1)
-    patch.setattr(files, "_FILES", 1 << 40)
-    patch.setattr(earlier, "_MOST_FILES", 1 << 40)
 
 
 def open_in(folder: Path) -> int:
@@ -59,9 +49,10 @@ class Plain(SavedRows):
         step: int,
         earlier: dict[str, list[bool]] | None = None,
         first: int = 0,
+        together: int = 1,
     ) -> None:
         fields = tuple((column.dtype, tuple(column.shape[1:])) for column in columns)
-        super().__init__(SegmentLayout(fields, len(columns[0]), step))
+        super().__init__(SegmentLayout(fields, len(columns[0]), step, together))
         self.columns, self.earlier, self.first = columns, earlier or {}, first
         self.taken: list[int] = []
         self.skipped: list[int] = []

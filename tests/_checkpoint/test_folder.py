@@ -20,9 +20,9 @@ import torch
 
 from gleanrl._checkpoint import folder as module
 from gleanrl._checkpoint.folder import Folder, read
-from gleanrl._checkpoint.incremental import Earlier
 from gleanrl._checkpoint.manifest import Manifest
 from gleanrl._checkpoint.tree_codec import LARGE_BYTES
+from gleanrl._checkpoint.writer import Earlier
 from gleanrl._os import fault_points
 from gleanrl._os.fault_points import At
 from gleanrl._os.threads import for_each
@@ -86,7 +86,7 @@ def test_folder_holds_one_kind_of_state(tmp_path: Path) -> None:
     assert folder.load().kind == "matter"
 
 
-LARGE = torch.arange(LARGE_BYTES // 4)
+LARGE = torch.arange(LARGE_BYTES // 8)
 
 
 def links(place: Path) -> list[int]:
@@ -95,35 +95,35 @@ def links(place: Path) -> list[int]:
 
 
 @pytest.fixture
-def parsed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """List the checkpoints whose manifests are parsed as a base for the next commit. The cache starts empty."""
-    found: list[Path] = []
-    of = Earlier.of
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[Manifest]:
+    """List the manifests that are parsed. The cache starts empty."""
+    found: list[Manifest] = []
+    decoded = Manifest.decoded
     monkeypatch.setattr(module, "_written", {})
-    monkeypatch.setattr(Earlier, "of", lambda path, manifest: (found.append(path), of(path, manifest))[1])
+    monkeypatch.setattr(Manifest, "decoded", lambda data: (found.append(decoded(data)), found[-1])[1])
     return found
 
 
-def test_last_commit_of_this_process_is_cached(tmp_path: Path, parsed: list[Path]) -> None:
+def test_last_commit_of_this_process_is_cached(tmp_path: Path, parsed: list[Manifest]) -> None:
     for number in range(3):
         place = Folder(tmp_path).commit("thing", {"large": LARGE, "number": number}, keep=5)
         assert links(place) == [number + 1] and not parsed
     module._written.clear()  # as in a new process, whose cache is empty
     last = Folder(tmp_path).commit("thing", {"large": LARGE, "number": 3}, keep=5)
-    assert links(last) == [4] and parsed == [place]
+    assert links(last) == [4] and [one.state["number"] for one in parsed] == [2]
     found = Folder(tmp_path).load()
     assert found.state["number"] == 3 and torch.equal(found.state["large"], LARGE)
 
 
-def test_cache_applies_to_the_same_path_only(tmp_path: Path, parsed: list[Path]) -> None:
+def test_cache_applies_to_the_same_path_only(tmp_path: Path, parsed: list[Manifest]) -> None:
     place = Folder(tmp_path).commit("thing", {"large": LARGE})
     other = tmp_path / f"ckpt-00000009-{'0' * 32}"
     shutil.copytree(place, other)
     last = Folder(tmp_path).commit("thing", {"large": LARGE}, keep=5)
-    assert parsed == [other] and links(place) == [1] and links(last) == links(other) == [2]
+    assert len(parsed) == 1 and links(place) == [1] and links(last) == links(other) == [2]
 
 
-def test_changed_manifest_invalidates_the_cache(tmp_path: Path, parsed: list[Path]) -> None:
+def test_changed_manifest_invalidates_the_cache(tmp_path: Path, parsed: list[Manifest]) -> None:
     place = Folder(tmp_path).commit("thing", {"large": LARGE})
     manifest = place / "manifest.json"
     manifest.write_bytes(manifest.read_bytes()[:-1] + b" ")
@@ -136,16 +136,16 @@ def test_commit_after_a_forged_checkpoint_can_be_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers: list[Any]
 ) -> None:
     monkeypatch.setattr(module, "_written", {})
-    folder, half = Folder(tmp_path), LARGE_BYTES // 2
-    place = folder.commit("thing", {"a": LARGE, "b": LARGE + 1})
+    folder, one = Folder(tmp_path), torch.arange(LARGE_BYTES // 4)
+    place = folder.commit("thing", {"a": one, "b": one + 1})
     made = Manifest.decoded((place / "manifest.json").read_bytes())
-    made.state["a"]["$tensor"] = [[number, 0, half] for number in numbers]
+    made.state["a"]["$tensor"] = [[number, 0, LARGE_BYTES] for number in numbers]
     (place / "manifest.json").write_bytes(made.encoded())
     module._written.clear()
     for _ in range(2):
-        folder.commit("thing", {"a": LARGE, "b": LARGE + 1})
+        folder.commit("thing", {"a": one, "b": one + 1})
         found = folder.load().state
-        assert torch.equal(found["a"], LARGE) and torch.equal(found["b"], LARGE + 1)
+        assert torch.equal(found["a"], one) and torch.equal(found["b"], one + 1)
 
 
 def test_self_referencing_state_is_refused(tmp_path: Path) -> None:

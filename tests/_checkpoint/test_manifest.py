@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gleanrl._checkpoint import manifest as module
-from gleanrl._checkpoint.manifest import BLOCK_BYTES, FORMAT, DataFile, Extent, Extents, Manifest, file_name
+from gleanrl._checkpoint.manifest import BLOCK_BYTES, FORMAT, DataFile, Extent, Manifest, file_name
 from gleanrl.errors import CheckpointError, CorruptCheckpointError, IncompatibleCheckpointError
 
 MADE = Manifest(
     "ReplayBuffer",
     {"a": [1, 2.5, None, "é"], "$map": []},
     (DataFile(file_name(0), BLOCK_BYTES + 40), DataFile(file_name(1), 0)),
-    Extents.of([Extent(0, 7, BLOCK_BYTES + 1, (5, 6)), Extent(0, 0, 7, (2**32 - 1,))]),
+    (Extent(0, 7, BLOCK_BYTES + 1, (5, 6)), Extent(0, 0, 7, (2**32 - 1,))),
     {"torch": "2"},
 )
 
@@ -66,7 +66,7 @@ ONE = {"files": [{"name": "000000.bin", "size": 10}], "crc32": table(5, dtype="<
 
 def test_manifest_with_one_or_no_extent_decodes() -> None:
     found = Manifest.decoded(signed(body(**ONE, extents=table(0, 2, 8))))
-    assert [*found.extents] == [Extent(0, 2, 8, (5,))]
+    assert found.extents == (Extent(0, 2, 8, (5,)),)
     assert len(Manifest.decoded(signed(body(files=[], extents="", crc32=""))).extents) == 0
 
 

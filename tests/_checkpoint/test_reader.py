@@ -59,10 +59,9 @@ def test_a_block_is_named(tmp_path: Path) -> None:
     (data,) = arrays(20 * BLOCK_BYTES)
     place = writer.store(data)
     files, extents = on_disk(writer)
-    fourth = extents[3]
-    name = files[fourth.file].name
-    flip(tmp_path / name, fourth.offset + 5)
-    with pytest.raises(CorruptCheckpointError, match=f"{name}: bytes {fourth.offset} to {fourth.stop} "):
+    name = files[extents[3].file].name
+    flip(tmp_path / name, 5)
+    with pytest.raises(CorruptCheckpointError, match=f"{name}: bytes 0 to {LARGE_BYTES} "):
         arrays_from(FileReader(tmp_path, files, extents, True), [place], [data.size])
 
 
@@ -158,7 +157,7 @@ def test_matching_columns_are_read_when_they_are_spread(tmp_path: Path) -> None:
 def rows_in(folder: Path) -> tuple[FileWriter, SegmentLayout, list[Any], str, Any]:
     writer = FileWriter(folder)
     writer.store(np.ones(5, np.uint8))
-    source = Plain(columns(50), 20)
+    source = Plain(columns(50), 20, together=3)
     assert writer.segments(source) == 1
     return writer, source.layout, source.columns, source.identity, on_disk(writer)
 
@@ -189,13 +188,15 @@ def test_rows_are_read_into_non_contiguous_columns(tmp_path: Path) -> None:
 @pytest.mark.parametrize("position", [0, 21 * 8, -1])
 def test_damaged_rows_are_found(tmp_path: Path, position: int) -> None:
     _, layout, _, identity, files = rows_in(tmp_path)
-    second = files[1][2]
-    flip(tmp_path / NAME, second.offset + position % second.size)
+    second, name = files[1][2], files[0][1].name
+    assert second.offset > 0
+    flip(tmp_path / name, second.offset + position % second.size)
+    bytes_there = f"{second.offset} to {second.offset + second.size}"
     reader = FileReader(tmp_path, *files, verify=True)
     stored = reader.rows(1, layout, identity)
     reader.finish(rows=False)
     for look in (stored.tensors, stored.check, lambda: reader.finish(rows=True)):
-        with pytest.raises(CorruptCheckpointError, match=f"{NAME}: bytes {second.offset} to {second.stop} "):
+        with pytest.raises(CorruptCheckpointError, match=f"{name}: bytes {bytes_there} "):
             look()
     FileReader(tmp_path, *files, verify=False).rows(1, layout, identity).tensors()
 

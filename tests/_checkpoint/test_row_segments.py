@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gleanrl._checkpoint.row_segments import SegmentLayout, bytes_of
+from gleanrl._checkpoint.row_segments import MOST_FILES, SegmentLayout, bytes_of
 from tests._checkpoint.helpers import Plain, columns
 
 
@@ -49,13 +49,24 @@ def test_one_percent_of_the_rows_touches_few_bytes(width: int, capacity: int) ->
     size = layout.size(0)
     assert size <= max(1 << 24, width + 64) + 64
     changed = capacity // 100
-    most = max(
-        len(layout.touched(start, start + changed)) for start in range(0, capacity, capacity // 40 + 1)
-    )
-    if width * capacity > 1 << 26:
-        assert (most + 1) * size <= 0.05 * width * capacity or layout.step == 1
-    # The size of segments doesn't depend on how full a storage is.
-    assert SegmentLayout.fitting([(torch.uint8, (width,))], 1, capacity).step == layout.step
+    touched = [
+        {number // layout.together for number in layout.touched(start, start + changed)}
+        for start in range(0, capacity, capacity // 40 + 1)
+    ]
+    if width * capacity > 1 << 25:
+        most = max(map(len, touched)) * layout.together * size
+        assert most <= 0.05 * width * capacity or layout.step == 1
+    # The sizes of segments and files don't depend on how full a storage is.
+    other = SegmentLayout.fitting([(torch.uint8, (width,))], 1, capacity)
+    assert (other.step, other.together) == (layout.step, layout.together)
+
+
+@given(st.integers(0, 1 << 16), st.integers(1, 1 << 33))
+def test_rows_of_any_size_have_a_bounded_number_of_files(width: int, capacity: int) -> None:
+    layout = SegmentLayout.fitting([(torch.uint8, (width,)), (torch.int64, ())], capacity, capacity)
+    files, size = -(-layout.count // layout.together), width * layout.step
+    assert 1 <= files <= MOST_FILES
+    assert files * (1 << 18) <= max(layout.total, 1 << 18) and size <= 3 << 21
 
 
 def test_tensors_returns_all_rows() -> None:

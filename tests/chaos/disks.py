@@ -22,7 +22,6 @@ import numpy as np
 import pytest
 
 from gleanrl._arrays.native import spread_rows
-from gleanrl._checkpoint import incremental
 from gleanrl._checkpoint import writer as files
 from gleanrl._os import atomic_files, parallel_read
 from gleanrl._os import files as descriptors
@@ -281,15 +280,12 @@ class Disk:
             yield self
 
 
-def make_files_small(patch: pytest.MonkeyPatch, size: int = 32) -> None:
-    """Store tensors of 64 bytes as separate extents, as large ones are, in files of `size` bytes, in one thread."""
-    for module in (files, incremental):
-        patch.setattr(module, "LARGE_BYTES", 64)
-    patch.setattr(files, "FILE_BYTES", size)
-    patch.setattr(files, "_COARSE_BYTES", 32)
-    patch.setattr(files, "BLOCK_BYTES", 64)
-    for module in (files, incremental):
-        patch.setattr(module, "for_each", lambda call, items, count: for_each(call, items, 1))
+def make_files_small(patch: pytest.MonkeyPatch, extent: int = 64) -> None:
+    """Store each tensor of 64 bytes as a large one, in one file with extents of `extent` bytes, in one thread."""
+    patch.setattr(files, "LARGE_BYTES", 64)
+    patch.setattr(files, "MOST_FILES", 1)
+    patch.setattr(files, "BLOCK_BYTES", extent)
+    patch.setattr(files, "for_each", lambda call, items, count: for_each(call, items, 1))
 
 
 class Remains:

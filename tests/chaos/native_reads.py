@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from tensordict import TensorDict
 
-from gleanrl._checkpoint import writer
+from gleanrl._checkpoint import row_segments
 from gleanrl.data import LazyTensorStorage, ReplayBuffer
 from gleanrl.errors import CorruptCheckpointError
 
@@ -94,7 +94,7 @@ def main(shim: str, folder: str) -> None:
         return ctypes.c_int.in_dll(library, f"shim_{name}")
 
     rows, kept = 20_000, Path(folder)
-    writer.FILE_BYTES = 1 << 16  # so that the checkpoint has several files
+    row_segments._LEAST_BYTES = 1 << 16  # so that the checkpoint has several files
     saved, other = (ReplayBuffer(storage=LazyTensorStorage(rows), batch_size=4) for _ in range(2))
     saved.extend(TensorDict({"x": torch.randn(rows, 8), "n": torch.arange(rows)}, [rows]))
     other.extend(TensorDict({"x": torch.zeros(rows // 2, 8), "n": torch.arange(rows // 2)}, [rows // 2]))

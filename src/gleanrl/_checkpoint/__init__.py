@@ -4,9 +4,8 @@ A checkpoint is complete, or it doesn't exist. This layer doesn't know the state
 
 - `tree_codec`: states as JSON and arrays, and back. Reading never executes code.
 - `manifest`: the file that lists the parts of a checkpoint, checked before use, and the migrations of earlier formats.
-- `row_segments`: rows of columns, cut into segments that are written, linked and read separately.
-- `writer`: the bytes to write, and the links to an earlier checkpoint. `incremental`: the earlier checkpoint, and the
-  data files. `reader`: the reading of data files.
+- `row_segments`: rows of columns, cut into segments.
+- `writer`: the data files to write, and the links to an earlier checkpoint. `reader`: the reading of data files.
 - `async_dump`: commits by a background thread.
 - `folder`: the folder that a user names: commits, loads, and removal of leftovers.
 - `hdf5`: states as HDF5 files.

@@ -20,11 +20,10 @@ from typing import Any
 import numpy as np
 
 from gleanrl import __version__
-from gleanrl._checkpoint.incremental import Earlier
 from gleanrl._checkpoint.manifest import MOST_BYTES, Manifest
 from gleanrl._checkpoint.reader import FileReader
 from gleanrl._checkpoint.tree_codec import Decoder, Encoder, sources_in
-from gleanrl._checkpoint.writer import FileWriter
+from gleanrl._checkpoint.writer import Earlier, FileWriter
 from gleanrl._os import files
 from gleanrl._os.atomic_files import remove_abandoned
 from gleanrl._os.proc import identity

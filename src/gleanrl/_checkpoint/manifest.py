@@ -1,7 +1,5 @@
 """The manifest, which lists the parts of a checkpoint. All of it is checked before it is used.
 
-`Extents` keeps the extents of data files in arrays, so that an operation on all of them takes no loop.
-
 For each kind of file, a table of migrations maps a format to the function that converts it to the next format. The
 function receives the JSON tree, which it may change, and returns the converted tree. It runs before the tree is
 checked. So it needs no checks, and any error that it raises means damage. The migration of a released format is never
@@ -14,7 +12,6 @@ import hashlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -23,8 +20,6 @@ import numpy as np
 from gleanrl._checkpoint import tree_codec
 from gleanrl._checkpoint.tree_codec import ATTACHED
 from gleanrl.errors import CorruptCheckpointError, IncompatibleCheckpointError
-
-Array = np.ndarray[Any, Any]
 
 BLOCK_BYTES = 1 << 22
 """The bytes of an extent that share one checksum."""
@@ -41,111 +36,6 @@ class Extent(NamedTuple):
     """The number of bytes."""
     checksums: tuple[int, ...]
     """The crc32 of each block of `BLOCK_BYTES`."""
-
-    @property
-    def stop(self) -> int:
-        """The byte after the last one."""
-        return self.offset + self.size
-
-    def within(self, file: int) -> Extent:
-        """Return the same range in another file."""
-        return Extent(file, self.offset, self.size, self.checksums)
-
-
-class Extents:
-    """A sequence of extents, stored as arrays.
-
-    Args:
-        places: file, offset and size of each extent, ``(n, 3)`` int64; never written again.
-        checksums: the checksums of all blocks, one extent after the other, ``(m,)`` uint32; never written again.
-    """
-
-    def __init__(self, places: Array, checksums: Array) -> None:
-        self.places, self.checksums = places, checksums
-
-    @classmethod
-    def of(cls, extents: Iterable[Extent]) -> Extents:
-        """Return the table of some extents."""
-        each = [*extents]
-        places = np.array([extent[:3] for extent in each], np.int64).reshape(-1, 3)
-        checksums = chain.from_iterable(extent.checksums for extent in each)
-        return cls(places, np.fromiter(checksums, np.uint32))
-
-    @classmethod
-    def together(cls, parts: Sequence[tuple[Array, Extents]], count: int) -> Extents:
-        """Return `count` extents, merged from parts. Each part comes with the positions of its extents, ``(n,)`` int64.
-
-        Raises:
-            ValueError: a position is missing, or occurs twice.
-        """
-        numbers = np.concatenate([np.empty(0, np.int64), *(numbers for numbers, _ in parts)])
-        places = np.concatenate([np.empty((0, 3), np.int64), *(part.places for _, part in parts)])
-        checksums = np.concatenate([np.empty(0, np.uint32), *(part.checksums for _, part in parts)])
-        order = numbers.argsort()
-        if not np.array_equal(numbers[order], np.arange(count)):
-            raise ValueError(f"extents: expected {count}, each of them once, got {len(numbers)}")
-        return cls(places, checksums).take(order)
-
-    @property
-    def files(self) -> Array:
-        """The number of each extent's file, ``(n,)`` int64."""
-        return self.places[:, 0]
-
-    @property
-    def sizes(self) -> Array:
-        """The bytes of each extent, ``(n,)`` int64."""
-        return self.places[:, 2]
-
-    @property
-    def blocks(self) -> Array:
-        """The number of each extent's checksums, ``(n,)`` int64."""
-        return -(-self.sizes // BLOCK_BYTES)
-
-    def take(self, numbers: Array) -> Extents:
-        """Return the extents at these positions, ``(k,)`` int64."""
-        blocks = self.blocks
-        starts, counts = (blocks.cumsum() - blocks)[numbers], blocks[numbers]
-        # The position of each checksum within its extent: 0, 1, … anew in each extent.
-        within = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
-        return Extents(self.places[numbers], self.checksums[np.repeat(starts, counts) + within])
-
-    def within(self, files: Array) -> Extents:
-        """Return the same ranges in other files: file ``i`` becomes ``files[i]``."""
-        places = self.places.copy()
-        places[:, 0] = files[places[:, 0]]
-        return Extents(places, self.checksums)
-
-    @cached_property
-    def _each(self) -> tuple[Extent, ...]:
-        ends, sums = self.blocks.cumsum().tolist(), self.checksums.tolist()
-        checksums = (tuple(sums[begin:end]) for begin, end in zip([0, *ends], ends, strict=False))
-        return tuple(map(Extent._make, zip(*self.places.T.tolist(), checksums, strict=True)))
-
-    def __len__(self) -> int:
-        """Return the number of extents."""
-        return len(self.places)
-
-    def __getitem__(self, number: int) -> Extent:
-        """Return one extent."""
-        return self._each[number]
-
-    def __iter__(self) -> Iterator[Extent]:
-        """Iterate over the extents."""
-        return iter(self._each)
-
-    def __eq__(self, other: object) -> bool:
-        """Return whether two tables have the same extents in the same order."""
-        return (
-            isinstance(other, Extents)
-            and np.array_equal(self.places, other.places)
-            and np.array_equal(self.checksums, other.checksums)
-        )
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        """Show all extents."""
-        return f"{type(self).__name__}({self._each})"
 
 
 Tree = dict[str, Any]
@@ -245,7 +135,7 @@ class Manifest:
     kind: str
     state: Any
     files: tuple[DataFile, ...]
-    extents: Extents
+    extents: tuple[Extent, ...]
     libraries: Mapping[str, str] = field(default_factory=dict)
 
     def encoded(self) -> bytes:
@@ -355,13 +245,14 @@ def _data_file(entry: Any, number: int) -> DataFile:
     return DataFile(name, size)
 
 
-def _encoded_extents(extents: Extents) -> dict[str, str]:
-    """Return all extents as two base64 tables, which decode without a loop over the extents."""
-    places, checksums = extents.places.astype("<i8"), extents.checksums.astype("<u4")
+def _encoded_extents(extents: Sequence[Extent]) -> dict[str, str]:
+    """Return all extents as two base64 tables."""
+    places = np.array([one[:3] for one in extents], "<i8")
+    checksums = np.fromiter(chain.from_iterable(one.checksums for one in extents), "<u4")
     return {"extents": b64encode(places.tobytes()).decode(), "crc32": b64encode(checksums.tobytes()).decode()}
 
 
-def _extents(body: Mapping[str, Any], files: Sequence[DataFile]) -> Extents:
+def _extents(body: Mapping[str, Any], files: Sequence[DataFile]) -> tuple[Extent, ...]:
     """Return the extents; raise `CorruptCheckpointError` unless they lie within their files and don't overlap.
 
     Otherwise a small file could claim to contain any amount of data.
@@ -377,12 +268,12 @@ def _extents(body: Mapping[str, Any], files: Sequence[DataFile]) -> Extents:
         before, after = (ordered := table[np.lexsort((offset, numbers))])[:-1], ordered[1:]
         if ((after[:, 0] == before[:, 0]) & (after[:, 1] - before[:, 1] < before[:, 2])).any():
             raise CorruptCheckpointError("manifest: extents overlap")
-    found = Extents(table, checksums)
-    if found.blocks.sum() != checksums.size:
-        raise CorruptCheckpointError(
-            f"manifest: expected {found.blocks.sum()} checksums, got {checksums.size}"
-        )
-    return found
+    ends = (-(-size // BLOCK_BYTES)).cumsum().tolist()
+    if (expected := ends[-1] if ends else 0) != checksums.size:
+        raise CorruptCheckpointError(f"manifest: expected {expected} checksums, got {checksums.size}")
+    sums = checksums.tolist()
+    each = (tuple(sums[begin:end]) for begin, end in zip([0, *ends], ends, strict=False))
+    return tuple(map(Extent._make, zip(*table.T.tolist(), each, strict=True)))
 
 
 def _table(body: Mapping[str, Any], name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:

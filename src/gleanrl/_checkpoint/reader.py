@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gleanrl._checkpoint.manifest import BLOCK_BYTES, DataFile, Extents, arrays_in, columns_in
+from gleanrl._checkpoint.manifest import BLOCK_BYTES, DataFile, Extent, arrays_in, columns_in
 from gleanrl._checkpoint.row_segments import (
     ALIGNMENT,
     Array,
@@ -45,7 +45,9 @@ class FileReader:
         CorruptCheckpointError: a file is missing, has another size, or isn't a plain file.
     """
 
-    def __init__(self, folder: Path, files: Sequence[DataFile], extents: Extents, verify: bool) -> None:
+    def __init__(
+        self, folder: Path, files: Sequence[DataFile], extents: Sequence[Extent], verify: bool
+    ) -> None:
         self._paths = [f"{folder}/{file.name}" for file in files]
         self._extents, self._verify = extents, verify
         self._reached: dict[int, int] = {}  # For each extent of arrays, the end of its last array.
@@ -171,7 +173,7 @@ class FileReader:
             raise CorruptCheckpointError(
                 f"rows in extents {first} to {numbers.stop}, which don't exist or hold other data"
             )
-        if self._extents.sizes[first : numbers.stop].tolist() != layout.sizes():
+        if [one.size for one in self._extents[first : numbers.stop]] != layout.sizes():
             raise CorruptCheckpointError(
                 f"rows in extents {first} to {numbers.stop}, whose sizes don't match the layout"
             )

@@ -1,4 +1,4 @@
-"""Rows of columns in segments. Each segment is one extent that is written, linked to an earlier checkpoint, or read."""
+"""Rows of columns in segments. Consecutive segments share a data file, which is written or linked as a whole."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -20,7 +20,9 @@ from gleanrl._os.parallel_read import Reading
 Array = np.ndarray[Any, Any]
 
 ALIGNMENT = 64
-_PARTS, _LEAST_BYTES, _MOST_BYTES = 256, 1 << 16, 1 << 21
+MOST_FILES = 128
+"""The most files for the rows of one storage, and for one large array."""
+_LEAST_BYTES, _MOST_BYTES = 1 << 19, 1 << 21  # of a segment
 _PAGE_BYTES = 1 << 12
 _ZEROS: Array = np.zeros(ALIGNMENT, np.uint8)
 
@@ -33,11 +35,13 @@ class SegmentLayout:
         fields: dtype and shape of a row of each column.
         rows: the number of rows.
         step: rows in a segment; the last one may have fewer.
+        together: the number of consecutive segments that share a file when the rows are written.
     """
 
     fields: tuple[tuple[torch.dtype, tuple[int, ...]], ...]
     rows: int
     step: int
+    together: int = field(default=1, compare=False)
 
     @classmethod
     def fitting(
@@ -45,19 +49,20 @@ class SegmentLayout:
     ) -> SegmentLayout:
         """Return a layout for a storage with room for `capacity` rows.
 
-        The segment size doesn't depend on the current `rows`.
+        Neither size depends on the current `rows`, so a storage that isn't full yet keeps its earlier files.
 
-        The size is a compromise. With small segments, a change of few rows rewrites few bytes. If 1 % of consecutive
-        rows change in a large storage, less than 2 % of its bytes are rewritten. Segments aren't tiny either, because
-        each needs an entry in the manifest.
+        There are at most `MOST_FILES` files. If 1 % of consecutive rows change, at most 3 % of a large storage's bytes
+        are rewritten. Small storages have fewer files, because each file costs a sync. A segment has at most 2 MiB,
+        because a writer may have to wait while a segment is saved. So files of large storages hold several segments.
         """
         width = sum(dtype.itemsize * math.prod(shape) for dtype, shape in fields)
-        size = min(max(width * capacity // _PARTS, _LEAST_BYTES), _MOST_BYTES)
+        size = min(max(width * capacity // MOST_FILES, _LEAST_BYTES), _MOST_BYTES)
         step = max(size // max(width, 1), 1)
         # A round number of rows: most columns then need no padding and are cut at page boundaries, where copies are
-        # fastest.
+        # fastest. It is rounded up, so that there aren't more files.
         unit = min(1 << max(step.bit_length() - 2, 0), _PAGE_BYTES)
-        return cls(tuple(fields), rows, (step + unit // 2) // unit * unit)
+        step = -(-step // unit) * unit
+        return cls(tuple(fields), rows, step, max(-(-capacity // (step * MOST_FILES)), 1))
 
     @cached_property
     def widths(self) -> tuple[int, ...]:

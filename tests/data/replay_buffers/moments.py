@@ -11,7 +11,6 @@ from tensordict import TensorDict
 from gleanrl._checkpoint.row_segments import SegmentLayout
 from gleanrl.data import LazyTensorStorage, ReplayBuffer
 from gleanrl.data.replay_buffers.storages.copy_on_write import CowSnapshot
-from tests._checkpoint.helpers import give_each_extent_a_file
 
 ROWS, SEGMENT_ROWS = 3_000, 200
 SEGMENTS = ROWS // SEGMENT_ROWS
@@ -24,7 +23,6 @@ def cut_small(monkeypatch: pytest.MonkeyPatch) -> None:
         return cls(tuple(fields), rows, SEGMENT_ROWS)
 
     monkeypatch.setattr(SegmentLayout, "fitting", classmethod(fitting))
-    give_each_extent_a_file(monkeypatch)
 
 
 def data(start: int, count: int) -> TensorDict:

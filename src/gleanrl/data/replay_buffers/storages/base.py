@@ -521,7 +521,8 @@ class Storage(Slots, Stateful[StorageState]):
             after[: len(self)] += 1
             after[:counted] = moved_past(saved, after[:counted])
             as_saved = torch.equal(after[:counted], saved)
-        self.open_snapshots = preserve(self.open_snapshots, [(0, self.max_size)], self.max_size)
+        if self.open_snapshots:
+            self.open_snapshots = preserve(self.open_snapshots, [(0, self.max_size)], self.max_size)
 
         def change() -> None:
             self.change_log.renew(value.version)  # before the bytes change, so that readers notice
