@@ -43,8 +43,8 @@ CEILINGS = {
     "update_priority": (10, 6),
     "GymEnv.step by hand": (69, 10),
     "ParallelEnv.step by hand": (249, 16),
-    "dumps": (416, 40),
-    "loads": (426, 36),
+    "dumps": (374, 38),
+    "loads": (417, 35),
     "ReplayBuffer()": (110, 24),
     "SyncDataCollector()": (643, 47),
 }
