@@ -23,6 +23,7 @@ from torch import nn
 from gleanrl import collectors, data, envs, extending, testing
 from gleanrl.checkpoint import Checkpoint
 from gleanrl.collectors import SyncDataCollector
+from gleanrl.data import datasets
 from gleanrl.data.replay_buffers import describe, scheduler, verify
 from gleanrl.data.replay_buffers.utils import InPlaceSampler
 from gleanrl.envs import check_env_specs, transforms
@@ -448,6 +449,7 @@ LEFT_OUT = {
         *(data.StorageEnsembleCheckpointer, data.TED2Flat, data.Flat2TED, data.TED2Nested, data.Nested2TED),
         *(data.H5Split, data.H5Combine, data.DensifyReward, InPlaceSampler, scheduler.LambdaScheduler),
         *(scheduler.SchedulerList, envs.EnvCreator, envs.default_info_dict_reader),
+        *(datasets.D4RLExperienceReplay, datasets.MinariExperienceReplay),
     ),
 }
 """Public classes without an exercise."""

@@ -98,6 +98,38 @@ def ray() -> Any:
     return _imported("ray", "ray", "collectors and buffers on Ray need")
 
 
+def pyarrow() -> Any:
+    """Import and return pyarrow.
+
+    Raises:
+        MissingLibraryError: pyarrow can't be imported; the message names the extra.
+    """
+    return _imported("pyarrow", "parquet", "Parquet and Arrow files need")
+
+
+def pyarrow_parquet() -> Any:
+    """Import and return `pyarrow.parquet`; see `pyarrow`."""
+    return _imported("pyarrow.parquet", "parquet", "Parquet files need")
+
+
+def pandas() -> Any:
+    """Import and return pandas.
+
+    Raises:
+        MissingLibraryError: pandas can't be imported; the message names the extra.
+    """
+    return _imported("pandas", "parquet", "tables of pandas need")
+
+
+def pillow() -> Any:
+    """Import and return `PIL.Image`.
+
+    Raises:
+        MissingLibraryError: Pillow can't be imported; the message names the extra.
+    """
+    return _imported("PIL.Image", "parquet", "encoded images need")
+
+
 def rich_progress() -> Any:
     """Import and return `rich.progress`; None if it can't be imported, for callers that print plain lines then."""
     try:

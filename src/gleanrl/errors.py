@@ -109,6 +109,10 @@ class MissingLibraryError(GleanError, ImportError):
     """An optional library isn't installed; the message names the extra that installs it."""
 
 
+class DatasetError(GleanError, ValueError):
+    """A data set can't be converted; the message names file and key, the expected and the received value."""
+
+
 class CheckpointError(GleanError, RuntimeError):
     """A checkpoint can't be written or read."""
 

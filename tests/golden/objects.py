@@ -14,6 +14,7 @@ from torch import nn
 from gleanrl import collectors, data, envs, errors, extending, testing
 from gleanrl.checkpoint import Checkpoint
 from gleanrl.collectors import distributed
+from gleanrl.data import datasets
 from gleanrl.data.replay_buffers import describe, scheduler, verify
 from gleanrl.data.replay_buffers.utils import InPlaceSampler
 from gleanrl.envs import transforms
@@ -269,6 +270,7 @@ NOT_MADE = {
         ),
         extending.StateReader,
     ),
+    "buffers of a file": (datasets.D4RLExperienceReplay, datasets.MinariExperienceReplay),
     "results that hold read-only mappings": (
         *(collectors.CollectorStats, collectors.WorkerStats, extending.Draw),
     ),

@@ -95,6 +95,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     "gleanrl.collectors.distributed.generic": ("gleanrl.collectors.distributed:DistributedCollector",),
     "gleanrl.collectors.distributed.rpc": ("gleanrl.collectors.distributed:RPCCollector",),
     "gleanrl.collectors.distributed.sync": ("gleanrl.collectors.distributed:DistributedSyncCollector",),
+    "gleanrl.data.datasets.d4rl": ("gleanrl.data.datasets:D4RLExperienceReplay",),
+    "gleanrl.data.datasets.minari_data": ("gleanrl.data.datasets:MinariExperienceReplay",),
     "gleanrl.data.replay_buffers.her": (
         "gleanrl.data.replay_buffers:HERReplayBuffer",
         "gleanrl.data.replay_buffers:HindsightStrategy",

@@ -352,6 +352,10 @@ _WRAPPERS = {
 }
 _THEIR_ENV = "make TorchRL's own; gleanrl's collectors, SerialEnv, ParallelEnv and TransformedEnv take it"
 _THEIR_DATA = "use TorchRL's own with gleanrl's batches"
+_DATASET = (
+    "read local files by from_minari, from_hdf5, from_parquet, from_lerobot or from_arrays of gleanrl.data, or extend "
+    "a buffer with batches of TorchRL's data set"
+)
 _THEIR_TRANSFORM = "put TorchRL's own into a TransformedEnv"
 _WEIGHTS = "update_policy_weights_ sends weights; for another way derive from WeightUpdaterBase"
 _TRAJECTORIES = (
@@ -515,6 +519,12 @@ UNSERVED = (
         "SatelliteMacroAction SuccessReward TargetMacroAction URScriptPrimitive URScriptPrimitiveTransform",
         f"robots are out of scope; {_THEIR_TRANSFORM}",
     ),
+    Unserved(
+        "gleanrl.data.datasets",
+        "AtariDQNExperienceReplay BaseDatasetExperienceReplay GenDGRLExperienceReplay LeRobotExperienceReplay "
+        "OpenMLExperienceReplay OpenXExperienceReplay RobosetExperienceReplay VD4RLExperienceReplay",
+        _DATASET,
+    ),
 )
 
 UNSERVED_MODULES = (
@@ -532,9 +542,7 @@ UNSERVED_MODULES = (
         for part in ("collectors", "data", "envs")
     ),
     UnservedModules(
-        "gleanrl.data",
-        "datasets",
-        "extend a buffer with batches of a TorchRL data set, or pass the data set to OfflineToOnlineReplayBuffer",
+        "gleanrl.data.datasets", "atari_dqn common gen_dgrl openml openx roboset utils vd4rl", _DATASET
     ),
     UnservedModules("gleanrl.data", "map", f"maps and search trees are out of scope; {_THEIR_DATA}"),
     UnservedModules("gleanrl.data", "video vla", f"data of robots are out of scope; {_THEIR_DATA}"),

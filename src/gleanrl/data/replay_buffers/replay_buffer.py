@@ -14,6 +14,7 @@ from gleanrl._arrays.results import BufferStats, html_parts, parts_text
 from gleanrl._os import proc
 from gleanrl._os.interrupts import ForkSafeLock
 from gleanrl._util import key_list, non_negative, overridden
+from gleanrl.data.replay_buffers import export, export_minari
 from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
 from gleanrl.data.replay_buffers.checkpointers.buffers import Checkpointed, with_records
 from gleanrl.data.replay_buffers.components import Parts, share_parts
@@ -788,3 +789,6 @@ class ReplayBuffer(Checkpointed):
         """
         with self._gate.lock:
             return stored_episodes(self._parts.storage, self._parts.sampler.episode_table, self.write_count)
+
+    to_hdf5, to_minari, to_pandas = export.to_hdf5, export_minari.to_minari, export.to_pandas
+    to_parquet, to_safetensors = export.to_parquet, export.to_safetensors

@@ -182,7 +182,7 @@ def _read(path: Path) -> dict[str, Any]:
         if hdf5.is_foreign(data):
             raise IncompatibleCheckpointError(
                 f"{path}: another program wrote it; expected a file that H5StorageCheckpointer().dumps(storage, path) "
-                "of this library wrote: read it with that program (or with h5py), and extend a buffer by its records"
+                "of this library wrote; gleanrl.data.from_hdf5 reads data sets of other programs"
             )
         packed = {"file": Attachment(path.name, data)}
         return H5StorageCheckpointer.unpacked({"form": H5StorageCheckpointer.form, "packed": packed})
