@@ -6,7 +6,12 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from gleanrl.data import LazyTensorStorage, ReplayBuffer, TensorDictReplayBuffer
+from gleanrl.data import (
+    LazyTensorStorage,
+    RandomSampler,
+    ReplayBuffer,
+    SliceSampler,
+)
 from gleanrl.envs import check_env_specs
 from gleanrl.envs.transforms import CatFrames, Compose, ObservationNorm, TransformedEnv
 from gleanrl.errors import InvalidArgumentError, SchemaError, UnsupportedError
@@ -99,37 +104,17 @@ def test_buffer_stacks_frames_on_write():
     assert "stack" not in plain.keys()
 
 
-@pytest.mark.parametrize("kind", [ReplayBuffer, TensorDictReplayBuffer])
-@pytest.mark.parametrize("out_keys", [None, ["stack"]])
-def test_a_buffer_keeps_frames_and_serves_stacks(kind, out_keys):
-    frames = CatFrames(3, -1, ["x"], out_keys)
-    transform, sampler = frames.make_rb_transform_and_sampler(batch_size=6, end_key=("next", "done"), seed=0)
-    buffer = kind(storage=LazyTensorStorage(100), sampler=sampler, transform=transform, batch_size=6)
-    t = torch.arange(20)
-    done = (t % 5 == 4)[:, None]
-    x = t.float()[:, None]
-    buffer.extend(TensorDict({"t": t, "x": x, "next": {"x": x + 1, "done": done}}, [20]))
-    key, drawn = (out_keys or ["x"])[0], set()
-    for size in [None] * 40 + [1, 4]:
-        batch = buffer.sample() if size is None else sampled_with_warning(buffer, size)
-        assert batch.shape == (size or 6,)
-        wanted = batch["t"][:, None] + torch.tensor([-2.0, -1.0, 0.0])
-        assert torch.equal(batch[key], wanted)
-        assert torch.equal(batch["next", key], wanted + 1)
-        assert batch[key].is_contiguous()
-        drawn |= set(batch["t"].tolist())
-    assert drawn == {step for step in range(20) if step % 5 >= 2}, "those with two steps before them"
-
-
-def sampled_with_warning(buffer, size):
-    with pytest.warns(UserWarning, match="differs from the buffer's"):
-        return buffer.sample(size)
-
-
 @pytest.mark.parametrize("wrong", [{"slice_len": 2}, {"span": True}, {"strict_length": False}, {"pad": True}])
-def test_sampler_arguments_that_would_cut_stacks_are_refused(wrong):
+def test_sampler_arguments_of_slices_are_refused(wrong):
     with pytest.raises(InvalidArgumentError, match=f"leave out .*{next(iter(wrong))}"):
         CatFrames(3, -1, ["x"]).make_rb_transform_and_sampler(4, **wrong)
+
+
+def test_samplers_that_draw_no_transitions_are_refused():
+    with pytest.raises(UnsupportedError, match="PrioritizedSampler, got a SliceSampler"):
+        CatFrames(3, -1, ["x"]).make_rb_transform_and_sampler(4, sampler=SliceSampler(slice_len=2))
+    with pytest.raises(InvalidArgumentError, match="seed: the sampler was passed too"):
+        CatFrames(3, -1, ["x"]).make_rb_transform_and_sampler(4, sampler=RandomSampler(), seed=1)
 
 
 def test_a_batch_of_images_is_stacked_along_channels():

@@ -22,6 +22,7 @@ from gleanrl.data.replay_buffers.components import Parts
 from gleanrl.data.replay_buffers.draws import Draws, Keys
 from gleanrl.data.replay_buffers.lock import BufferLock
 from gleanrl.data.replay_buffers.samplers.base import coordinates
+from gleanrl.data.replay_buffers.samplers.frame_history import FRAMES
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.indexing import basic_index, is_position, slots_at, swapped
 from gleanrl.data.replay_buffers.storages.lists import ListStorage
@@ -206,7 +207,8 @@ class BufferServer(Server):
                 hold_slice_ends(batch, drawn.last, drawn.extras.get(MASK))
             if wants_info:
                 index = coordinates(drawn.slots, ticket.storage)
-                info = {"index": index, "generation": drawn.generation, **extras}
+                entries = {key: value for key, value in extras.items() if key[0] != FRAMES}
+                info = {"index": index, "generation": drawn.generation, **entries}
             if transforms.reads or self._pin_memory:
                 batch = self._delivered(batch)
         except BaseException:

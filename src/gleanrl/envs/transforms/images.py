@@ -16,7 +16,9 @@ from torch.nn.functional import interpolate
 from gleanrl._arrays.schema import Field
 from gleanrl._arrays.tensordicts import NestedKey, as_path
 from gleanrl._util import positive
-from gleanrl.data.replay_buffers import SliceSampler
+from gleanrl.data.replay_buffers import RandomSampler, SliceSampler
+from gleanrl.data.replay_buffers.samplers.base import Sampler
+from gleanrl.data.replay_buffers.samplers.frame_history import FRAMES, frames_before, with_frames
 from gleanrl.data.specs import Bounded, TensorSpec, Unbounded
 from gleanrl.data.trajectories import trajectory_ends
 from gleanrl.envs.transforms.base import Keys, missing_key
@@ -129,27 +131,28 @@ class CatFrames(EntryTransform, Following):
 
     # ---------------------------------------------------------------- buffer
     def make_rb_transform_and_sampler(
-        self, batch_size: int, **sampler_kwargs: Any
-    ) -> tuple[CatFrames, SliceSampler]:
+        self, batch_size: int, *, sampler: Sampler | None = None, **sampler_kwargs: Any
+    ) -> tuple[CatFrames, Sampler]:
         """Return a transform and a sampler for a buffer that stores single frames and serves stacks.
 
-        Each record of a batch is the last step of a slice of N steps. Its root observation and its next observation are
-        stacked with the frames before them.
-
-        The first N - 1 steps of each trajectory are never drawn, because their stacks would be incomplete. Draws aren't
-        uniform: each trajectory of at least N steps has the same probability, so records of short trajectories are
-        drawn more often.
+        Each stored step is drawn as the sampler decides, and gets its root and its next observation stacked with the
+        frames before them. Stacks are padded at the first step of a trajectory, as in an environment. If the ring has
+        overwritten frames of a stack, its step isn't drawn: at most the N - 1 oldest steps of each stream.
 
         Args:
             batch_size: number of records in a batch, as in the buffer.
-            **sampler_kwargs: other arguments of the `SliceSampler`. Its slices are always whole.
+            sampler: a `RandomSampler`, `SamplerWithoutReplacement` or `PrioritizedSampler`, which the call changes.
+                None for a `RandomSampler`, whose `seed` may be passed.
+            **sampler_kwargs: where trajectories end: `end_key`, `end_keys`, `traj_key`, and `ends` or `trajectories`
+                with `cache_values`, as in `SliceSampler`.
 
         Returns:
             The transform and the sampler. If the environment has transforms before this one, put them before the
             returned transform in the buffer.
 
         Raises:
-            InvalidArgumentError: if an argument of the sampler would change its slices.
+            InvalidArgumentError: an argument describes slices, or a `seed` was passed with a sampler.
+            UnsupportedError: the sampler draws no transitions.
 
         Examples:
             >>> import torch
@@ -163,23 +166,32 @@ class CatFrames(EntryTransform, Following):
             >>> x, done = torch.arange(5.0)[:, None], torch.zeros(5, 1, dtype=torch.bool)
             >>> index = buffer.extend(TensorDict({"x": x, "next": {"x": x + 1, "done": done}}, [5]))
             >>> batch = buffer.sample()
-            >>> batch["x"].shape, bool((batch["next", "x"] == batch["x"] + 1).all())
+            >>> batch["x"].shape, bool((batch["next", "x"][:, -1] == batch["x"][:, -1] + 1).all())
             (torch.Size([2, 3]), True)
         """
         positive("batch_size", batch_size)
-        reserved = sorted({"num_slices", "slice_len", "span", "pad", "pad_output"} & sampler_kwargs.keys())
-        if reserved or not sampler_kwargs.get("strict_length", True):
+        reserved = sorted(_OF_SLICES & sampler_kwargs.keys())
+        if reserved:
             raise InvalidArgumentError(
-                f"sampler_kwargs: CatFrames samples whole slices of N={self.N} steps; leave out "
-                f"{reserved or ['strict_length']}"
+                f"sampler_kwargs: CatFrames samples single steps, not slices; leave out {reserved}"
             )
+        seed = sampler_kwargs.pop("seed", None)
+        if sampler is not None and seed is not None:
+            raise InvalidArgumentError("seed: the sampler was passed too; give the seed to its constructor")
         in_keys, out_keys = [*self.in_keys], [*self.out_keys]
-        if not any(as_path(key)[0] == "next" for key in in_keys):
+        roots = [key for key in in_keys if as_path(key)[0] != "next"]
+        if len(roots) == len(in_keys):
             in_keys += [("next", *as_path(key)) for key in in_keys]
             out_keys += [("next", *as_path(key)) for key in out_keys]
-        transform = _OfSlices(self.N, self.dim, in_keys, out_keys, self.padding, self.padding_value)
-        transform.reset_key, transform.done_key = self.reset_key, self.done_key
-        return transform, SliceSampler(slice_len=self.N, **sampler_kwargs).count_slices()
+        transform = _OfSteps(self.N, self.dim, in_keys, out_keys, self.padding, self.padding_value)
+        sampler = RandomSampler(seed) if sampler is None else sampler
+        if self.N > 1:
+            if self.done_key is not None and not {"end_key", "end_keys"} & sampler_kwargs.keys():
+                sampler_kwargs["end_key"] = ("next", *as_path(self.done_key))
+            table = SliceSampler(slice_len=1, **sampler_kwargs).episode_table
+            padding_value = None if self.padding == "same" else self.padding_value
+            with_frames(sampler, roots, self.N - 1, padding_value, table)
+        return transform, sampler
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Stack a sampled batch ``[*B, T]`` in place, and return it; with `as_inverse` return it unchanged."""
@@ -250,13 +262,34 @@ class CatFrames(EntryTransform, Following):
         return frames
 
 
-class _OfSlices(CatFrames):
-    """Stacks slices of N steps and returns the last step of each slice."""
+class _OfSteps(CatFrames):
+    """Stacks sampled steps with the frames that the sampler drew with them."""
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Return the stacked last step of each slice: ``[n]`` for a flat batch ``[n * N]``."""
-        stacked = super().forward(tensordict.reshape(-1, self.N))
-        return stacked[:, -1].contiguous()
+        """Stack a sampled batch ``[n]`` in place, remove its earlier frames, and return it.
+
+        Raises:
+            UnsupportedError: the batch wasn't sampled, so it carries no earlier frames.
+        """
+        made: dict[NestedKey, Tensor] = {}
+        for in_key, out_key in self.pairs():
+            path = as_path(in_key)
+            root = path[1:] if path[0] == "next" else path
+            newest = [tensordict.get(key, None) for key in dict.fromkeys((root, path))]
+            if any(frame is None for frame in newest):
+                raise missing_key(self, in_key if newest[0] is not None else root, tensordict)
+            frames = frames_before(tensordict, root)
+            if frames is None and self.N > 1:
+                raise UnsupportedError(
+                    "CatFrames: only sampled batches carry the frames before each step; read single frames from "
+                    "buffer.storage"
+                )
+            earlier = [] if frames is None else [*frames.unbind(1)]
+            made[out_key] = torch.cat([*earlier, *newest][-self.N :], self.dim)
+        tensordict.pop(FRAMES, None)
+        for out_key, stack in made.items():
+            tensordict.set(out_key, stack)
+        return tensordict
 
 
 def _age(ends: Tensor) -> Tensor:
@@ -267,6 +300,8 @@ def _age(ends: Tensor) -> Tensor:
     begins[..., 1:] = torch.where(ends[..., :-1], position[..., 1:], 0)
     return position - begins.cummax(-1).values
 
+
+_OF_SLICES = {"num_slices", "slice_len", "strict_length", "span", "pad", "truncated_key", "init_key"}
 
 _MODES = ("nearest", "bilinear", "bicubic", "area", "nearest-exact")
 _GREY = (0.2989, 0.587, 0.114)

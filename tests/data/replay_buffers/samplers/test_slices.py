@@ -145,20 +145,6 @@ def test_spans_can_be_read():
     assert PrioritizedSliceSampler(10, 1.0, 1.0, slice_len=5, span=(False, 2)).span == (False, 2)
 
 
-def test_a_batch_size_that_counts_slices():
-    buffer = ReplayBuffer(
-        storage=LazyTensorStorage(30), sampler=SliceSampler(slice_len=3, seed=0).count_slices(), batch_size=4
-    )
-    buffer.extend(TensorDict({"t": torch.arange(30), "episode": torch.arange(30) // 6}, [30]))
-    slices = buffer.sample()["t"].view(4, 3)
-    assert torch.equal(slices, slices[:, :1] + torch.arange(3))
-    draw = buffer.sampler.draw(buffer.storage, 4)
-    again = buffer.sampler.redraw(buffer.storage, draw, torch.ones(12, dtype=torch.bool))
-    assert again.slots.shape == draw.slots.shape == (12,), "as many are drawn again"
-    with pytest.raises(UnsupportedError, match="slice_len"):
-        SliceSampler(num_slices=3).count_slices()
-
-
 @pytest.mark.parametrize("kind", [SliceSampler, SliceSamplerWithoutReplacement, PrioritizedSliceSampler])
 def test_options_of_a_sampler_can_be_read(kind):
     priorities = {"max_capacity": 10, "alpha": 1.0, "beta": 1.0} if kind is PrioritizedSliceSampler else {}

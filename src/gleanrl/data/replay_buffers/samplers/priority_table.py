@@ -210,7 +210,7 @@ class PriorityTable(Follower[Storage], Stateful[PriorityState]):
         self._makers: dict[int, Callable[[], Made]] = {}  # makers of a draw's tensors, by batch size
         self._saved: PriorityState | None = None  # loaded rows, which the storage of the next `sync` gets
         self.renewals = 0
-        """How often the native table was cleared or replaced; `FirstSteps` then blocks its rows again."""
+        """How often the native table was cleared or replaced; `BlockedRows` then blocks its rows again."""
 
     @property
     def alpha(self) -> float:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, TypeAlias
 
 import torch
 
@@ -23,11 +23,13 @@ from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
 from gleanrl.data.trajectories import MASK
 from gleanrl.errors import BatchSizeError, EmptyBufferError, InvalidArgumentError, InvalidTypeError
 
+IsBlocked: TypeAlias = Callable[[Storage, torch.Tensor, Episodes], torch.Tensor]
+
 _CHUNK = 1 << 14  # time steps that one pass handles, to bound its memory
 
 
-class FirstSteps(Follower[Storage]):
-    """Blocks, in a table of priorities, every row that a slice may not begin with.
+class BlockedRows(Follower[Storage]):
+    """Blocks, in a table of priorities, every row that a unit may not be drawn by.
 
     Not thread-safe: the buffer calls it under its lock.
 
@@ -38,31 +40,32 @@ class FirstSteps(Follower[Storage]):
 
     def __init__(self, table: EpisodeTable, priorities: PriorityTable) -> None:
         self._table, self._priorities = table, priorities
-        self._config = (0, False, 0, 0)  # length, strict, overhang, and the priorities' renewals
+        self._reach, self._rule = 0, (None, 0)
+        self._is_blocked: IsBlocked | None = None
 
-    def of_slices(self, storage: Storage, length: int, strict: bool, overhang: int) -> None:
-        """Block the rows of `storage` that aren't first steps of such slices.
+    def update(self, storage: Storage, reach: int, rule: Any, is_blocked: IsBlocked) -> None:
+        """Block the rows of `storage` that the unit excludes.
 
         The table of trajectories and the priorities have to be in sync with `storage`.
 
         Args:
-            storage: storage that slices are drawn from.
-            length: steps of a whole slice.
-            strict: whether trajectories shorter than a slice offer no first step.
-            overhang: steps by which a slice may end after its trajectory.
+            storage: storage that units are drawn from.
+            reach: the number of steps before and after a write within which blocked rows may change.
+            rule: the parameters of `is_blocked`; if they change, all rows are checked again.
+            is_blocked: called with the storage, slots ``(n,)`` int64 and the trajectories; returns ``(n,)`` bool.
         """
-        config = (length, strict, overhang, self._priorities.renewals)
-        if config != self._config:
+        self._is_blocked = is_blocked
+        now = (rule, self._priorities.renewals)
+        if (reach, now) != (self._reach, self._rule):
             self.unfollow()
-            self._config = config
+            self._reach, self._rule = reach, now
         self.sync(storage)
 
     def _look_at_all(self, storage: Storage) -> None:
         self._find(storage, 0, storage.num_steps)
 
     def _look_at(self, storage: Storage, changes: list[Change]) -> None:
-        # A write can change which rows are first steps up to one slice before it and after it.
-        around, streams = self._config[0], max(storage.rows_per_step, 1)
+        around, streams = self._reach, max(storage.rows_per_step, 1)
         stored, capacity = storage.num_steps, storage.capacity_steps
         for start, stop, _ in changes:
             first, behind = start // streams - around, -(-stop // streams) + around
@@ -72,24 +75,37 @@ class FirstSteps(Follower[Storage]):
 
     def _find(self, storage: Storage, step: int, count: int) -> None:
         """Block or unblock the rows of `count` time steps from `step` on, around the ring."""
-        table, native = self._table.of(storage), self._priorities.of(storage)
+        table, native, is_blocked = self._table.of(storage), self._priorities.of(storage), self._is_blocked
+        assert is_blocked is not None
         for begin in range(step, step + count, _CHUNK):
             steps = torch.arange(begin, min(begin + _CHUNK, step + count), device="cpu") % table.capacity
             slots = (steps[:, None] * table.num_streams + torch.arange(table.num_streams, device="cpu")).view(
                 -1
             )
-            blocked = self._are_no_starts(table, slots)
+            blocked = is_blocked(storage, slots, table)
             masked = storage.masked(slots)
             blocked = blocked if masked is None else blocked | masked
             native.block(slots.data_ptr(), slots.shape[0], blocked.data_ptr())
 
-    def _are_no_starts(self, table: Episodes, slots: torch.Tensor) -> torch.Tensor:
-        length, strict, overhang, _ = self._config
-        before, after = locate(table, slots)
-        total, reach = before + after, max(length - overhang, 1)
-        if strict:
-            return (after < reach) | (total < length)
-        return (after < reach) & ((before > 0) | (total >= reach))
+
+def _are_no_starts(
+    length: int, strict: bool, overhang: int, storage: Storage, slots: torch.Tensor, table: Episodes
+) -> torch.Tensor:
+    """Return which rows aren't first steps of slices, ``(n,)`` bool.
+
+    Args:
+        length: steps of a whole slice.
+        strict: whether trajectories shorter than a slice offer no first step.
+        overhang: steps by which a slice may end after its trajectory.
+        storage: the storage of the rows.
+        slots: the rows, ``(n,)`` int64.
+        table: the trajectories.
+    """
+    before, after = locate(table, slots)
+    total, reach = before + after, max(length - overhang, 1)
+    if strict:
+        return (after < reach) | (total < length)
+    return (after < reach) & ((before > 0) | (total >= reach))
 
 
 @dataclass(frozen=True)
@@ -113,8 +129,6 @@ class SliceRule:
     """Path of the flag of each slice's last step; None for no flag."""
     init: Path | None = None
     """Path of the flag of each slice's first step; None for no flag."""
-    by_slice: bool = False
-    """Whether a batch size counts slices of `slice_len` steps each instead of steps."""
 
     @property
     def truncated_key(self) -> NestedKey | None:
@@ -143,8 +157,6 @@ class SliceRule:
             BatchSizeError: the batch size isn't a multiple of `slice_len` or `num_slices`.
             InvalidArgumentError: slices are no longer than their overhang.
         """
-        if self.by_slice:
-            batch_size *= self.slice_len or 1
         divisor = self.slice_len or self.num_slices or 1
         quotient, rest = divmod(batch_size, divisor)
         if rest:
@@ -177,7 +189,7 @@ class Slices(Unit):
 
     def __init__(self, rule: SliceRule, table: EpisodeTable) -> None:
         self.rule, self.table = rule, table
-        self._starts: FirstSteps | None = None  # for draws by priority
+        self._starts: BlockedRows | None = None  # for draws by priority
         # A version of a storage, and a batch size for which a draw succeeded.
         self._drawn: tuple[Version, int] | None = None
 
@@ -244,8 +256,9 @@ class Slices(Unit):
         count, length = self.rule.sizes(batch_size)
         table, native = self.table.of(storage), priorities.of(storage)
         if self._starts is None:
-            self._starts = FirstSteps(self.table, priorities)
-        self._starts.of_slices(storage, length, self.rule.strict, self.rule.overhang(length)[1])
+            self._starts = BlockedRows(self.table, priorities)
+        rule = length, self.rule.strict, self.rule.overhang(length)[1]
+        self._starts.update(storage, length, rule, partial(_are_no_starts, *rule))
         if not native.total > 0.0 and not table.num_runs(length if self.rule.strict else 1):
             raise self.none_left(length)
         first, weight, _ = priorities.draw(storage, count, random.for_core(count))
@@ -433,7 +446,7 @@ def cut(table: Episodes, rule: SliceRule, length: int, first: torch.Tensor, leng
     extras: dict[NestedKey, torch.Tensor] = {}
     if rule.pad:
         extras[MASK] = (torch.arange(length, device="cpu") < lengths[:, None]).view(-1)
-    return Draw(slots, extras, last=last, asked=count if rule.by_slice else count * length)
+    return Draw(slots, extras, last=last, asked=count * length)
 
 
 def _flag(records: Any, path: Path) -> torch.Tensor | None:

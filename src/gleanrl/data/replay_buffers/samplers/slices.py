@@ -9,7 +9,6 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from typing_extensions import Self
 
 from gleanrl._arrays.tensordicts import NestedKey, Path, key_argument
 from gleanrl.data.replay_buffers.samplers.episode_index import BoundaryKeys, EpisodeTable
@@ -119,22 +118,6 @@ class SliceSampler(UnitSampler):
         table = _table(_end_keys(end_key, end_keys), traj_key, ends, trajectories, cache_values)
         self._slices = Slices(rule, table)
         super().__init__(self._slices, seed)
-
-    def count_slices(self) -> Self:
-        """Make batch sizes count slices of `slice_len` steps from now on, instead of steps.
-
-        This is for transforms that make one record of each slice: a batch then has as many records as were asked for.
-
-        Returns:
-            The sampler.
-
-        Raises:
-            UnsupportedError: the sampler has `num_slices`, so its slices have no fixed length.
-        """
-        if self.slice_len is None:
-            raise UnsupportedError("count_slices: expected a sampler with slice_len, this one has num_slices")
-        self._slices.rule = replace(self._slices.rule, by_slice=True)
-        return self
 
 
 class SliceSamplerWithoutReplacement(EpochSampler):

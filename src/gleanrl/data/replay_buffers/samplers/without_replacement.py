@@ -205,7 +205,7 @@ class EpochSampler(UnitSampler):
     def _has(self, storage: Storage, count: int, length: int) -> bool:
         """Return whether at least `count` items of the epoch are left."""
         left = self.running.size - self.running.position
-        if left < count or not (self.unit.by_generation or storage.has_mask):
+        if left < count or not (self.unit.by_generation or self.unit.serves_more or storage.has_mask):
             return left >= count
         return len(self._next(storage, count, length)[0]) >= count
 

@@ -175,11 +175,13 @@ class Storage(Slots, Stateful[StorageState]):
         """
         if not self.generations.at:
             self.generations.of_all()
-        start, num_steps, _, _, _, capacity = placement
+        start, num_steps, skipped, _, length, capacity = placement
         first, count = start * self.rows_per_step, num_steps * self.rows_per_step
         if self.open_snapshots:  # before the bytes change: snapshots copy the rows that this write overwrites
             self.open_snapshots = preserve(self.open_snapshots, [(first, count)], self.max_size)
         written = self._rows_written + count
+        if skipped or self.num_steps + num_steps > length:
+            self.overwritten = True
         pieces = begins = None
         if self.find_seams is not None:
             if 1 < num_steps < capacity and start == self._end and self.num_steps:
@@ -323,7 +325,7 @@ class Storage(Slots, Stateful[StorageState]):
         def change() -> None:
             self._forget()
             self.num_steps = self._end = 0
-            self.ordered = True
+            self.ordered, self.overwritten = True, False
 
         self.open_snapshots = preserve(self.open_snapshots, [(0, len(self))], self.max_size)
         self.change_log.renew()
@@ -414,6 +416,7 @@ class Storage(Slots, Stateful[StorageState]):
                 end=self._end,
                 rows_written=self._rows_written,
                 ordered=self.ordered,
+                overwritten=self.overwritten,
                 seams=self._seam_slots(),
                 max_size=self.requested_size,
                 ndim=self.ndim,
@@ -532,7 +535,7 @@ class Storage(Slots, Stateful[StorageState]):
                 counters[: after.shape[0]] = after
             self._take_content(value.content, rows)
             self.num_steps, self._end, self._rows_written = value.num_steps, value.end, value.rows_written
-            self.ordered = value.ordered
+            self.ordered, self.overwritten = value.ordered, value.overwritten
             self._number_as_saved(value)
 
         to_the_end(change)

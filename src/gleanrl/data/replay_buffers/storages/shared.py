@@ -17,6 +17,8 @@ from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
 from gleanrl.data.replay_buffers.storages.record_formats import format_from_state
 from gleanrl.data.replay_buffers.storages.shared_segment import (
+    ORDERED,
+    OVERWRITTEN,
     SegmentAllocator,
     SharedMetadata,
     StorageSegment,
@@ -92,8 +94,8 @@ class SharedTensorStorage(LazyTensorStorage):
             self.generations = Generations(segment.generations)
         if segment.changing:
             segment.undo()
-        self.num_steps, self._end, self._rows_written, ordered = segment.metadata()
-        self.ordered = bool(ordered)
+        self.num_steps, self._end, self._rows_written, flags = segment.metadata()
+        self.ordered, self.overwritten = bool(flags & ORDERED), bool(flags & OVERWRITTEN)
         self._see_pieces()
 
     def settle(self) -> None:
@@ -120,9 +122,8 @@ class SharedTensorStorage(LazyTensorStorage):
             change()
         finally:
             if done():
-                self._segment.commit(
-                    SharedMetadata(self.num_steps, self._end, self._rows_written, int(self.ordered))
-                )
+                flags = ORDERED * self.ordered | OVERWRITTEN * self.overwritten
+                self._segment.commit(SharedMetadata(self.num_steps, self._end, self._rows_written, flags))
 
     def _write(
         self, rows: Any, placement: Placement, end: int, written: int, before: Version, pieces: Any

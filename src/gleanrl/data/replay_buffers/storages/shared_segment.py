@@ -40,13 +40,17 @@ _CHANGING = 2  # a bit of the state word; bit 0 selects the valid copy of the me
 _PIECE = Field(torch.Size(()), torch.int64)  # the last column: piece numbers, not part of the records
 
 
+ORDERED, OVERWRITTEN = 1, 2
+
+
 class SharedMetadata(NamedTuple):
     """The counters that a storage keeps about its records."""
 
     num_steps: int
     end: int
     rows_written: int
-    ordered: int
+    flags: int
+    """`ORDERED` and `OVERWRITTEN`; see `Slots`."""
 
 
 class StorageSegment:

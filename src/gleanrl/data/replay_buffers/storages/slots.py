@@ -156,6 +156,8 @@ class Slots(Part, ABC):
         """The changes since earlier versions. A writer logs a change before the bytes change."""
         self.generations = Generations()
         """A counter for each slot, which every write and every `clear` of the slot increments. A load may raise it."""
+        self.overwritten = False
+        """Whether steps of the present content are gone: overwritten, or left out by a write longer than the ring."""
         self.ordered = True
         """Whether adjacent slots hold adjacent steps; False after a writer chose records by their content."""
         self._rows_written = 0

@@ -38,6 +38,8 @@ class RingState:
     end: int
     rows_written: int
     ordered: bool
+    overwritten: bool
+    """See `Slots.overwritten`. True if an earlier release saved the state, because that didn't record it."""
     seams: torch.Tensor
     """Slots of the rows that begin a piece (see `Seams`), ``(n,)`` int64."""
 
@@ -111,6 +113,7 @@ class StorageState(RingState):
             end=reader.integer("end"),
             rows_written=reader.integer("rows_written"),
             ordered=reader.flag("ordered"),
+            overwritten="overwritten" not in reader or reader.flag("overwritten"),
             seams=torch.empty(0, dtype=torch.int64, device="cpu"),
             version=_version(reader),
             generations=torch.empty(0, dtype=torch.int64, device="cpu"),
