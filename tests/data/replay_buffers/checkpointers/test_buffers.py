@@ -49,6 +49,41 @@ def test_dump_save_and_load_are_other_names(tmp_path: Path) -> None:
         assert found[:].tolist() == [0, 1, 2]
 
 
+def new_bytes(folder: Path) -> tuple[int, int]:
+    """Return the bytes of the newest checkpoint, and those that aren't in linked files."""
+    files = [file.stat() for file in max(folder.glob("ckpt-*")).iterdir()]
+    return sum(file.st_size for file in files), sum(file.st_size for file in files if file.st_nlink == 1)
+
+
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+def test_extend_of_one_percent_rewrites_a_twentieth(tmp_path: Path, storage: Any) -> None:
+    count, made = 300_000, ReplayBuffer(storage=storage(300_000), batch_size=4)
+    made.extend(TensorDict({"x": torch.rand(count, 24), "n": torch.arange(count)}, [count]))
+    made.dumps(tmp_path)
+    for number in range(3):
+        rows = count // 100
+        made.extend(TensorDict({"x": torch.rand(rows, 24), "n": torch.arange(rows)}, [rows]))
+        made.dumps(tmp_path, keep=2)  # The link count of a file that only this checkpoint has is 1.
+        whole, new = new_bytes(tmp_path)
+        assert 110 * rows < new < 0.05 * whole, number
+    loaded = ReplayBuffer(storage=storage(count), batch_size=4)
+    loaded.loads(tmp_path)
+    assert (loaded[:] == made[:]).all()
+
+
+def test_new_priorities_rewrite_no_records(tmp_path: Path) -> None:
+    count = 200_000
+    made = ReplayBuffer(
+        storage=LazyTensorStorage(count), sampler=PrioritizedSampler(count, 0.6, 0.4), batch_size=4
+    )
+    made.extend(TensorDict({"x": torch.rand(count, 24)}, [count]))
+    made.dumps(tmp_path)
+    made.update_priority(torch.arange(0, count, 100), torch.rand(count // 100) + 0.5)
+    made.dumps(tmp_path, keep=2)
+    whole, new = new_bytes(tmp_path)
+    assert whole > 100 * count and new < 16 * count
+
+
 FORMS = [TensorStorageCheckpointer, FlatStorageCheckpointer, NestedStorageCheckpointer, H5StorageCheckpointer]
 
 
