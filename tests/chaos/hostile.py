@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from gleanrl import Checkpoint
+from gleanrl._checkpoint.row_segments import SegmentLayout
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.envs import GymWrapper
 from gleanrl.errors import CorruptCheckpointError, GleanError
@@ -237,6 +238,10 @@ def digest(target: Any) -> int:
 
 def main(folder: Path, mutations: int, flips: int, seed: int) -> dict[str, Any]:
     """Load mutated and flipped checkpoints, `mutations` and `flips` of them; return the outcomes."""
+    # The rows of each specimen are in four segments, and two segments share a file.
+    SegmentLayout.fitting = classmethod(  # type: ignore[assignment, method-assign]
+        lambda cls, fields, rows, capacity: cls(tuple(fields), rows, 2, 2)
+    )
     drill = Drill(folder)
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY_BYTES, resource.RLIM_INFINITY))
