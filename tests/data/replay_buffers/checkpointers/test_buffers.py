@@ -50,7 +50,7 @@ def test_dump_save_and_load_are_other_names(tmp_path: Path) -> None:
 
 
 def new_bytes(folder: Path) -> tuple[int, int]:
-    """Return the bytes of the newest checkpoint, and those that aren't in linked files."""
+    """Return the bytes of the newest checkpoint, and the bytes that aren't in linked files."""
     files = [file.stat() for file in max(folder.glob("ckpt-*")).iterdir()]
     return sum(file.st_size for file in files), sum(file.st_size for file in files if file.st_nlink == 1)
 
