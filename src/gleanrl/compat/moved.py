@@ -149,6 +149,7 @@ MOVED: dict[str, str] = {
     "gleanrl.data.specs.multi_categorical": "gleanrl.data.specs.categorical",
     "gleanrl.data.specs.names": "gleanrl.data.specs.composite",
     "gleanrl.data.specs.rounding": "gleanrl.data.specs.leaf",
+    "gleanrl.data.specs.spaces": "gleanrl.data.specs.leaf",
     "gleanrl.data.specs.stacks": "gleanrl.data.specs.stacked",
     "gleanrl.data.specs.torchrl_hook": "gleanrl.data.specs.torchrl",
     "gleanrl.data.specs.unbounded": "gleanrl.data.specs.boxes",

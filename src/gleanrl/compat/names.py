@@ -112,7 +112,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "gleanrl.data.specs.boxes:ContinuousBox",
         "gleanrl.data.specs.choices:BoxList",
         "gleanrl.data.specs.choices:CategoricalBox",
-        "gleanrl.data.specs.spaces:Box",
+        "gleanrl.data.specs.leaf:Box",
     ),
     "gleanrl.data.utils": (
         "gleanrl.data.specs:check_no_exclusive_keys",

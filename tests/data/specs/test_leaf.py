@@ -21,6 +21,10 @@ def spec(request):
     return LEAVES[request.param]()
 
 
+def test_a_spec_has_at_most_four_classes_of_the_library(spec):
+    assert len([cls for cls in type(spec).__mro__ if cls.__module__.startswith("gleanrl.")]) <= 4
+
+
 def test_drawn_values_are_in_the_domain(spec):
     for shape in ((), (200,), [3, 2], torch.Size((0, 2))):
         value = spec.rand(shape)

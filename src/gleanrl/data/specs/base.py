@@ -14,7 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from torch.overrides import resolve_name
 from typing_extensions import Self
 
 from gleanrl._arrays.results import html_table
-from gleanrl.data.specs.spaces import lost_change
 from gleanrl.errors import (
     IndexRangeError,
     InvalidArgumentError,
@@ -33,7 +32,6 @@ from gleanrl.errors import (
 )
 
 Transform = Callable[[Tensor], Tensor]
-Shape = TypeVar("Shape", bound="Geometry")
 
 
 def as_size(args: Sequence[Any]) -> torch.Size:
@@ -182,22 +180,340 @@ def indexing(items: tuple[Any, ...], shape: Sequence[int]) -> Transform:
     return lambda t: t[items]
 
 
+def lost_change(change: str) -> UnsupportedError:
+    """Return the error for a change of a spec, or of its space, if the spec is a copy of a part of another spec."""
+    return UnsupportedError(
+        f"{change}: this spec is a copy of a part of another one, which the change wouldn't reach; change that one, or "
+        "call clone() for a spec that can be changed"
+    )
+
+
 def goes_back(index: Any) -> bool:
     """Return whether an index holds a slice with a negative step."""
     items = index if isinstance(index, tuple) else (index,)
     return any(isinstance(item, slice) and item.step is not None and item.step < 0 for item in items)
 
 
-class Geometry(ABC):
-    """Base class for objects with a shape; shape operations rearrange its leading `batch_ndim` dimensions.
+DeviceLike = torch.device | str | int
 
-    A shape operation returns a new object. Its bounds and masks may share memory with the old object. Negative
-    dimensions count from the end of the whole shape. Each operation raises `IndexRangeError` if a dimension is out of
-    range, and `InvalidArgumentError` if it belongs to the encoding of one value.
+# The torch functions that accept specs, with torch's argument names. `stacked.py` adds `torch.stack`, because this
+# module can't import the subclasses of `TensorSpec` (import cycle).
+TORCH_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.index_select: lambda input, dim, index: input.index_select(dim, index),
+    torch.squeeze: lambda input, dim=None: input.squeeze(dim),
+    torch.unsqueeze: lambda input, dim: input.unsqueeze(dim),
+}
+
+
+def stack(specs: Sequence[TensorSpec], dim: int) -> Any:
+    """Return `torch.stack(specs, dim)`."""
+    return TORCH_FUNCTIONS[torch.stack](specs, dim)
+
+
+def as_lead(shape: Iterable[int] | None) -> torch.Size:
+    """Return the leading dimensions that a caller asks for, before the dimensions of a spec; None means none.
+
+    Raises:
+        InvalidTypeError: if `shape` isn't a sequence of integers.
+    """
+    # The fast path: composites pass their leading dimensions to every entry, at every step of a random policy
+    if type(shape) is torch.Size:
+        return shape
+    if shape is None:
+        return torch.Size()
+    try:
+        return torch.Size(tuple(shape))
+    except TypeError as error:
+        raise InvalidTypeError(f"shape: expected a sequence of integers, got {shape!r}") from error
+
+
+MOST_ROWS = 2**20
+"""The largest number of values that `enumerate` returns."""
+_MOST_ELEMENTS = 2**28
+
+
+def require_listable(count: int, width: int = 1) -> None:
+    """Check that a list of `count` values with `width` elements each is small enough for `enumerate`.
+
+    Raises:
+        UnsupportedError: if the list would take too much memory; the message gives the count.
+    """
+    if count > MOST_ROWS or count * width > _MOST_ELEMENTS:
+        raise UnsupportedError(
+            f"enumerate: expected at most {MOST_ROWS:,} values with {_MOST_ELEMENTS:,} elements together, got "
+            f"{count:,} values of {width:,} elements; enumerate parts of the spec, or draw values with rand()"
+        )
+
+
+def combinations(values: Sequence[Any]) -> list[Any]:
+    """Return stacks of equal length whose rows are all combinations of the given values; the last changes fastest.
+
+    Without values the result is empty. Too many combinations raise `UnsupportedError`; see `require_listable`.
+    """
+    if not values:
+        return []
+    require_listable(math.prod(map(len, values)), len(values))
+    picks = torch.cartesian_prod(*(torch.arange(len(each)) for each in values)).reshape(-1, len(values))
+    return [each[pick] for each, pick in zip(values, picks.unbind(-1), strict=True)]
+
+
+def check_in(where: str, spec: TensorSpec, value: Any) -> None:
+    """Check that `value` is in the domain of `spec`.
+
+    Raises:
+        SpecError: if it isn't; the message starts with `where`, the name of the call.
+    """
+    fault = spec._fault(value)
+    if fault is not None:
+        raise SpecError(f"{where}: {fault}")
+
+
+class TensorSpec(ABC):
+    """A domain of values: their shape, dtype and device, and the set of allowed values.
+
+    A value fits a spec if its trailing dimensions are the spec's `shape`. It may have any number of leading
+    dimensions. The device of a value isn't part of the domain. Specs compare by content and aren't hashable.
+
+    A shape operation, such as `expand` or indexing, returns a new spec, whose bounds and masks may share memory with
+    the old one. It rearranges the leading `batch_ndim` dimensions. Negative dimensions count from the end of the whole
+    shape. Each operation raises `IndexRangeError` if a dimension is out of range, and `InvalidArgumentError` if it
+    belongs to the encoding of one value.
+
+    Attributes:
+        shape: the shape of one value; where it is -1, any size fits, and values that the spec makes have size 1.
+        dtype: the dtype of the values; None if they have none (composites, non-tensors).
+        device: the device on which values are made; None if it isn't fixed (composites, non-tensors).
+        domain: "continuous" or "discrete", "composite" for composites, None for non-tensors, choices, and stacks whose
+            members have different domains.
     """
 
     shape: torch.Size
+    dtype: torch.dtype | None
+    device: torch.device | None
+    domain: str | None
+    __hash__ = None  # type: ignore[assignment]
+    # Whether this spec is a copy of a part of another spec. A change wouldn't reach the other spec, and raises
+    is_part = False
 
+    def _parts(self) -> Sequence[TensorSpec] | None:
+        """Return the specs that this one is made of: entries, members or choices. None: the spec is a leaf."""
+        return None
+
+    def _mapped(self, function: Callable[[TensorSpec], TensorSpec]) -> Self:
+        """Return a spec like this one, which has parts, with `function` applied to each part."""
+        raise UnsupportedError(f"{type(self).__name__} has no parts")
+
+    def as_part(self) -> Self:
+        """Mark this spec, a fresh copy of a part of another spec, and its parts as read-only, and return it."""
+        for part in self._parts() or ():
+            part.as_part()
+        self.is_part = True
+        return self
+
+    def as_entry(self) -> Self:
+        """Return a spec that can be an entry of a composite: it can be changed, and its values have exactly its shape.
+
+        The result is this spec itself if it meets both conditions, else a clone.
+        """
+        return self.clone() if self.is_part else self
+
+    def require_own(self, change: str) -> None:
+        """Check that a change of this spec takes effect.
+
+        Raises:
+            UnsupportedError: if this spec is a copy of a part of another spec; the message starts with `change`.
+        """
+        if self.is_part:
+            raise lost_change(change)
+
+    @abstractmethod
+    def _rand(self, lead: torch.Size, generator: torch.Generator | None) -> Any:
+        """Draw values of shape `(*lead, *self.shape)`."""
+
+    @abstractmethod
+    def _filled(self, lead: torch.Size, number: int) -> Any:
+        """Return values of shape `(*lead, *self.shape)` filled with `number`, 0 or 1."""
+
+    @abstractmethod
+    def _misfit(self, value: Any) -> str | None:
+        """Return why `value` can't have the shape of this spec ("expected ..., got ..."), or None."""
+
+    @abstractmethod
+    def _fault(self, value: Any) -> str | None:
+        """Return why `value` isn't in the domain ("expected ..., got ..."), or None if it is."""
+
+    @abstractmethod
+    def _projected(self, value: Any) -> Any:
+        """Return a value in the domain close to `value`, which is outside but has the right shape."""
+
+    @abstractmethod
+    def encode(self, val: Any, *, ignore_device: bool = False) -> Any:
+        """Convert a value of an environment (NumPy array, number, list or tensor) to a value of this spec.
+
+        Args:
+            val: the value that the environment returned.
+            ignore_device: leave the result on the device of the input, so that the caller can move several results
+                at once.
+        """
+
+    @abstractmethod
+    def to_numpy(self, val: Any, safe: bool | None = None) -> Any:
+        """Convert a value of this spec to the form that an environment takes.
+
+        Args:
+            val: `(*lead, *self.shape)`.
+            safe: whether to check the domain; None: check it, except for `Bounded` and `Unbounded` specs.
+
+        Raises:
+            SchemaError: if the shape doesn't fit.
+            SpecError: if the domain is checked and the value is outside.
+        """
+
+    @abstractmethod
+    def type_check(self, value: Any, key: Any = None) -> None:
+        """Check the dtype of a value and nothing else.
+
+        Args:
+            value: the value to check.
+            key: the name of the value, for the message.
+
+        Raises:
+            InvalidTypeError: if the dtype isn't the spec's.
+        """
+
+    @abstractmethod
+    def cardinality(self) -> int | float:
+        """Return the number of values in the domain, without regard to masks; infinity for continuous specs.
+
+        Positions of a batch of choices take the same choice, as in `enumerate`.
+        """
+
+    def enumerate(self, use_mask: bool = False) -> Any:
+        """Return the values of a discrete spec, stacked along a new first dimension.
+
+        All positions of a batch take the same choice: in the first value all have choice 0, in the second choice 1.
+        Several choices in one value give all combinations, and the last choice changes fastest. A `Choice` returns a
+        list of values instead.
+
+        Args:
+            use_mask: leave out the choices that a mask forbids.
+
+        Raises:
+            UnsupportedError: if the spec is `Bounded`, `Unbounded` or non-tensor, has more than `MOST_ROWS` values, or
+                its values have more than 2**28 elements in all.
+        """
+        raise UnsupportedError(f"enumerate: {self!r} has infinitely many values")
+
+    @abstractmethod
+    def to(self, dest: torch.dtype | DeviceLike) -> Self:
+        """Return the spec for another device or dtype; the spec itself if `dest` changes nothing."""
+
+    def clone(self) -> Self:
+        """Return an equal spec that shares no memory with this one except a `NonTensor` example.
+
+        The clone is neither locked nor read-only, even if this spec is.
+        """
+        return self._mapped(lambda part: part.clone())
+
+    def rand(self, shape: Iterable[int] | None = (), *, generator: torch.Generator | None = None) -> Any:
+        """Draw values from the domain.
+
+        Args:
+            shape: leading dimensions, in addition to the spec's own.
+            generator: the source of randomness; None: torch's global generator.
+
+        Returns:
+            values of shape `(*shape, *self.shape)`. A composite draws a TensorDict without its None entries. If the
+            members of a stack differ in keys or shapes, it is a lazy stack. A non-tensor spec returns its example.
+
+        Raises:
+            UnsupportedError: if leaves of different shapes would have to become one tensor, or a number of choices is
+                0 or isn't fixed.
+        """
+        return self._rand(as_lead(shape), generator)
+
+    def sample(self, shape: Iterable[int] | None = (), *, generator: torch.Generator | None = None) -> Any:
+        """Draw values from the domain; the same as `rand`."""
+        return self.rand(shape, generator=generator)
+
+    def zero(self, shape: Iterable[int] | None = ()) -> Any:
+        """Return zeros of shape `(*shape, *self.shape)`; they may be outside the domain.
+
+        A non-tensor spec returns its example, alone or as an entry of a composite.
+        """
+        return self._filled(as_lead(shape), 0)
+
+    def zeros(self, shape: Iterable[int] | None = ()) -> Any:
+        """Return zeros; the same as `zero`."""
+        return self.zero(shape)
+
+    def one(self, shape: Iterable[int] | None = ()) -> Any:
+        """Return ones of shape `(*shape, *self.shape)`; they may be outside the domain.
+
+        A non-tensor spec returns its example, alone or as an entry of a composite.
+        """
+        return self._filled(as_lead(shape), 1)
+
+    def ones(self, shape: Iterable[int] | None = ()) -> Any:
+        """Return ones; the same as `one`."""
+        return self.one(shape)
+
+    def project(self, val: Any) -> Any:
+        """Return `val` itself if it is in the domain, otherwise a close value that is.
+
+        The call never changes a tensor: it returns a new one. In a TensorDict it replaces the entries that are outside
+        in place, and returns the TensorDict.
+
+        Raises:
+            SpecError: if no value in the domain is close: a wrong type or shape, a missing key, a NaN, or an empty
+                domain.
+        """
+        if self._fault(val) is None:
+            return val
+        misfit = self._misfit(val)
+        if misfit is not None:
+            raise SpecError(f"project: {misfit}")
+        return self._projected(val)
+
+    def is_in(self, val: Any) -> bool:
+        """Return whether `val`, with all its leading dimensions, is in the domain."""
+        return self._fault(val) is None
+
+    def contains(self, item: Any) -> bool:
+        """Return whether `item` is in the domain; the same as `is_in`."""
+        return self._fault(item) is None
+
+    def assert_is_in(self, value: Any) -> None:
+        """Check that `value` is in the domain.
+
+        Raises:
+            SpecError: if it isn't; the message holds the expected and the received value.
+        """
+        check_in("assert_is_in", self, value)
+
+    def clear_device_(self) -> Self:
+        """Drop the device of a composite; specs of tensors always have a device, and keep it.
+
+        Returns:
+            the spec itself.
+        """
+        return self
+
+    def memoize_encode(self, mode: bool = True) -> None:  # noqa: B027 - there is nothing to do
+        """Do nothing: `encode` has no cache. Programs for other releases call this method."""
+
+    def erase_memoize_cache(self) -> None:  # noqa: B027
+        """Do nothing: `encode` has no cache. Programs for other releases call this method."""
+
+    def cpu(self) -> Self:
+        """Return the spec for the CPU."""
+        return self.to("cpu")
+
+    def cuda(self, device: DeviceLike | None = None) -> Self:
+        """Return the spec for a CUDA device, the current one by default."""
+        return self.to("cuda" if device is None else device)
+
+    # ----------------------------------------------------------------- shape
     @property
     @abstractmethod
     def batch_ndim(self) -> int:
@@ -322,10 +638,6 @@ class Geometry(ABC):
     def _select(self, axis: int, position: int) -> Self:
         return self._reshaped(lambda t: t[(slice(None),) * axis + (position,)]).as_part()
 
-    @abstractmethod
-    def as_part(self) -> Self:
-        """Mark this spec, a fresh copy of a part of another spec, as read-only, and return it."""
-
     def __getitem__(self, index: Any) -> Any:
         """Return the spec of the values that `value[index]` would give.
 
@@ -408,11 +720,7 @@ class Geometry(ABC):
             raise InvalidArgumentError(f"{name}: not possible for {self!r}: {error}") from error
         return self._reshaped(transform)
 
-
-class Unbindable(Geometry):
-    """Base class for specs that are sequences along their first dimension."""
-
-    def __iter__(self) -> Iterator[Self]:
+    def __iter__(self) -> Iterator[Any]:
         """Iterate over the first dimension."""
         return iter(self.unbind(0))
 
@@ -425,313 +733,6 @@ class Unbindable(Geometry):
         if not self.shape or self.shape[0] < 0:
             raise InvalidTypeError(f"len: expected a fixed first dimension, got {self!r}")
         return self.shape[0]
-
-
-def repeated(one: Shape, dim: int, size: int) -> Shape:
-    """Return the spec of `size` values of `one` stacked along a new dimension `dim`; it may share memory with `one`."""
-    axis = one._dim("stack", dim, new=1)
-    return one._reshaped(lambda t: t.unsqueeze(axis).expand((*t.shape[:axis], size, *t.shape[axis:])))
-
-
-DeviceLike = torch.device | str | int
-
-# The torch functions that accept specs, with torch's argument names. `stacked.py` adds `torch.stack`, because this
-# module can't import the subclasses of `TensorSpec` (import cycle).
-TORCH_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
-    torch.index_select: lambda input, dim, index: input.index_select(dim, index),
-    torch.squeeze: lambda input, dim=None: input.squeeze(dim),
-    torch.unsqueeze: lambda input, dim: input.unsqueeze(dim),
-}
-
-
-def stack(specs: Sequence[TensorSpec], dim: int) -> Any:
-    """Return `torch.stack(specs, dim)`."""
-    return TORCH_FUNCTIONS[torch.stack](specs, dim)
-
-
-def as_lead(shape: Iterable[int] | None) -> torch.Size:
-    """Return the leading dimensions that a caller asks for, before the dimensions of a spec; None means none.
-
-    Raises:
-        InvalidTypeError: if `shape` isn't a sequence of integers.
-    """
-    # The fast path: composites pass their leading dimensions to every entry, at every step of a random policy
-    if type(shape) is torch.Size:
-        return shape
-    if shape is None:
-        return torch.Size()
-    try:
-        return torch.Size(tuple(shape))
-    except TypeError as error:
-        raise InvalidTypeError(f"shape: expected a sequence of integers, got {shape!r}") from error
-
-
-MOST_ROWS = 2**20
-"""The largest number of values that `enumerate` returns."""
-_MOST_ELEMENTS = 2**28
-
-
-def require_listable(count: int, width: int = 1) -> None:
-    """Check that a list of `count` values with `width` elements each is small enough for `enumerate`.
-
-    Raises:
-        UnsupportedError: if the list would take too much memory; the message gives the count.
-    """
-    if count > MOST_ROWS or count * width > _MOST_ELEMENTS:
-        raise UnsupportedError(
-            f"enumerate: expected at most {MOST_ROWS:,} values with {_MOST_ELEMENTS:,} elements together, got "
-            f"{count:,} values of {width:,} elements; enumerate parts of the spec, or draw values with rand()"
-        )
-
-
-def combinations(values: Sequence[Any]) -> list[Any]:
-    """Return stacks of equal length whose rows are all combinations of the given values; the last changes fastest.
-
-    Without values the result is empty. Too many combinations raise `UnsupportedError`; see `require_listable`.
-    """
-    if not values:
-        return []
-    require_listable(math.prod(map(len, values)), len(values))
-    picks = torch.cartesian_prod(*(torch.arange(len(each)) for each in values)).reshape(-1, len(values))
-    return [each[pick] for each, pick in zip(values, picks.unbind(-1), strict=True)]
-
-
-def check_in(where: str, spec: TensorSpec, value: Any) -> None:
-    """Check that `value` is in the domain of `spec`.
-
-    Raises:
-        SpecError: if it isn't; the message starts with `where`, the name of the call.
-    """
-    fault = spec._fault(value)
-    if fault is not None:
-        raise SpecError(f"{where}: {fault}")
-
-
-class TensorSpec(Geometry):
-    """A domain of values: their shape, dtype and device, and the set of allowed values.
-
-    A value fits a spec if its trailing dimensions are the spec's `shape`. It may have any number of leading
-    dimensions. The device of a value isn't part of the domain. Specs compare by content and aren't hashable.
-
-    Attributes:
-        shape: the shape of one value; where it is -1, any size fits, and values that the spec makes have size 1.
-        dtype: the dtype of the values; None if they have none (composites, non-tensors).
-        device: the device on which values are made; None if it isn't fixed (composites, non-tensors).
-        domain: "continuous" or "discrete", "composite" for composites, None for non-tensors, choices, and stacks whose
-            members have different domains.
-    """
-
-    dtype: torch.dtype | None
-    device: torch.device | None
-    domain: str | None
-    __hash__ = None  # type: ignore[assignment]
-    # Whether this spec is a copy of a part of another spec. A change wouldn't reach the other spec, and raises
-    is_part = False
-
-    def as_part(self) -> Self:
-        """Mark this spec, a fresh copy of a part of another spec, as read-only, and return it."""
-        self.is_part = True
-        return self
-
-    def as_entry(self) -> Self:
-        """Return a spec that can be an entry of a composite: it can be changed, and its values have exactly its shape.
-
-        The result is this spec itself if it meets both conditions, else a clone.
-        """
-        return self.clone() if self.is_part else self
-
-    def require_own(self, change: str) -> None:
-        """Check that a change of this spec takes effect.
-
-        Raises:
-            UnsupportedError: if this spec is a copy of a part of another spec; the message starts with `change`.
-        """
-        if self.is_part:
-            raise lost_change(change)
-
-    @abstractmethod
-    def _rand(self, lead: torch.Size, generator: torch.Generator | None) -> Any:
-        """Draw values of shape `(*lead, *self.shape)`."""
-
-    @abstractmethod
-    def _filled(self, lead: torch.Size, number: int) -> Any:
-        """Return values of shape `(*lead, *self.shape)` filled with `number`, 0 or 1."""
-
-    @abstractmethod
-    def _misfit(self, value: Any) -> str | None:
-        """Return why `value` can't have the shape of this spec ("expected ..., got ..."), or None."""
-
-    @abstractmethod
-    def _fault(self, value: Any) -> str | None:
-        """Return why `value` isn't in the domain ("expected ..., got ..."), or None if it is."""
-
-    @abstractmethod
-    def _projected(self, value: Any) -> Any:
-        """Return a value in the domain close to `value`, which is outside but has the right shape."""
-
-    @abstractmethod
-    def encode(self, val: Any, *, ignore_device: bool = False) -> Any:
-        """Convert a value of an environment (NumPy array, number, list or tensor) to a value of this spec.
-
-        Args:
-            val: the value that the environment returned.
-            ignore_device: leave the result on the device of the input, so that the caller can move several results
-                at once.
-        """
-
-    @abstractmethod
-    def to_numpy(self, val: Any, safe: bool | None = None) -> Any:
-        """Convert a value of this spec to the form that an environment takes.
-
-        Args:
-            val: `(*lead, *self.shape)`.
-            safe: whether to check the domain; None: check it, except for `Bounded` and `Unbounded` specs.
-
-        Raises:
-            SchemaError: if the shape doesn't fit.
-            SpecError: if the domain is checked and the value is outside.
-        """
-
-    @abstractmethod
-    def type_check(self, value: Any, key: Any = None) -> None:
-        """Check the dtype of a value and nothing else.
-
-        Args:
-            value: the value to check.
-            key: the name of the value, for the message.
-
-        Raises:
-            InvalidTypeError: if the dtype isn't the spec's.
-        """
-
-    @abstractmethod
-    def cardinality(self) -> int | float:
-        """Return the number of values in the domain, without regard to masks; infinity for continuous specs.
-
-        Positions of a batch of choices take the same choice, as in `enumerate`.
-        """
-
-    def enumerate(self, use_mask: bool = False) -> Any:
-        """Return the values of a discrete spec, stacked along a new first dimension.
-
-        All positions of a batch take the same choice: in the first value all have choice 0, in the second choice 1.
-        Several choices in one value give all combinations, and the last choice changes fastest. A `Choice` returns a
-        list of values instead.
-
-        Args:
-            use_mask: leave out the choices that a mask forbids.
-
-        Raises:
-            UnsupportedError: if the spec is `Bounded`, `Unbounded` or non-tensor, has more than `MOST_ROWS` values, or
-                its values have more than 2**28 elements in all.
-        """
-        raise UnsupportedError(f"enumerate: {self!r} has infinitely many values")
-
-    @abstractmethod
-    def to(self, dest: torch.dtype | DeviceLike) -> Self:
-        """Return the spec for another device or dtype; the spec itself if `dest` changes nothing."""
-
-    @abstractmethod
-    def clone(self) -> Self:
-        """Return an equal spec, not read-only, that shares no memory with this one except a `NonTensor` example."""
-
-    def rand(self, shape: Iterable[int] | None = (), *, generator: torch.Generator | None = None) -> Any:
-        """Draw values from the domain.
-
-        Args:
-            shape: leading dimensions, in addition to the spec's own.
-            generator: the source of randomness; None: torch's global generator.
-
-        Returns:
-            values of shape `(*shape, *self.shape)`. A composite draws a TensorDict without its None entries. If the
-            members of a stack differ in keys or shapes, it is a lazy stack. A non-tensor spec returns its example.
-
-        Raises:
-            UnsupportedError: if leaves of different shapes would have to become one tensor, or a number of choices is
-                0 or isn't fixed.
-        """
-        return self._rand(as_lead(shape), generator)
-
-    def sample(self, shape: Iterable[int] | None = (), *, generator: torch.Generator | None = None) -> Any:
-        """Draw values from the domain; the same as `rand`."""
-        return self.rand(shape, generator=generator)
-
-    def zero(self, shape: Iterable[int] | None = ()) -> Any:
-        """Return zeros of shape `(*shape, *self.shape)`; they may be outside the domain.
-
-        A non-tensor spec returns its example, alone or as an entry of a composite.
-        """
-        return self._filled(as_lead(shape), 0)
-
-    def zeros(self, shape: Iterable[int] | None = ()) -> Any:
-        """Return zeros; the same as `zero`."""
-        return self.zero(shape)
-
-    def one(self, shape: Iterable[int] | None = ()) -> Any:
-        """Return ones of shape `(*shape, *self.shape)`; they may be outside the domain.
-
-        A non-tensor spec returns its example, alone or as an entry of a composite.
-        """
-        return self._filled(as_lead(shape), 1)
-
-    def ones(self, shape: Iterable[int] | None = ()) -> Any:
-        """Return ones; the same as `one`."""
-        return self.one(shape)
-
-    def project(self, val: Any) -> Any:
-        """Return `val` itself if it is in the domain, otherwise a close value that is.
-
-        The call never changes a tensor: it returns a new one. In a TensorDict it replaces the entries that are outside
-        in place, and returns the TensorDict.
-
-        Raises:
-            SpecError: if no value in the domain is close: a wrong type or shape, a missing key, a NaN, or an empty
-                domain.
-        """
-        if self._fault(val) is None:
-            return val
-        misfit = self._misfit(val)
-        if misfit is not None:
-            raise SpecError(f"project: {misfit}")
-        return self._projected(val)
-
-    def is_in(self, val: Any) -> bool:
-        """Return whether `val`, with all its leading dimensions, is in the domain."""
-        return self._fault(val) is None
-
-    def contains(self, item: Any) -> bool:
-        """Return whether `item` is in the domain; the same as `is_in`."""
-        return self._fault(item) is None
-
-    def assert_is_in(self, value: Any) -> None:
-        """Check that `value` is in the domain.
-
-        Raises:
-            SpecError: if it isn't; the message holds the expected and the received value.
-        """
-        check_in("assert_is_in", self, value)
-
-    def clear_device_(self) -> Self:
-        """Drop the device of a composite; specs of tensors always have a device, and keep it.
-
-        Returns:
-            the spec itself.
-        """
-        return self
-
-    def memoize_encode(self, mode: bool = True) -> None:
-        """Do nothing: `encode` has no cache. Programs for other releases call this method."""
-
-    def erase_memoize_cache(self) -> None:
-        """Do nothing: `encode` has no cache. Programs for other releases call this method."""
-
-    def cpu(self) -> Self:
-        """Return the spec for the CPU."""
-        return self.to("cpu")
-
-    def cuda(self, device: DeviceLike | None = None) -> Self:
-        """Return the spec for a CUDA device, the current one by default."""
-        return self.to("cuda" if device is None else device)
 
     def __bool__(self) -> bool:
         """Return True, so that `if spec:` tells a spec from None, whatever the spec's length."""
@@ -764,3 +765,9 @@ class TensorSpec(Geometry):
                 "the spec"
             )
         return TORCH_FUNCTIONS[function](*args, **(kwargs or {}))
+
+
+def repeated(one: TensorSpec, dim: int, size: int) -> Any:
+    """Return the spec of `size` values of `one` stacked along a new dimension `dim`; it may share memory with `one`."""
+    axis = one._dim("stack", dim, new=1)
+    return one._reshaped(lambda t: t.unsqueeze(axis).expand((*t.shape[:axis], size, *t.shape[axis:])))

@@ -12,16 +12,18 @@ from torch import Tensor
 from typing_extensions import Self
 
 from gleanrl._arrays.devices import as_device
-from gleanrl.data.specs.base import DeviceLike, as_size, concrete
+from gleanrl.data.specs.base import DeviceLike, as_size, concrete, lost_change
 from gleanrl.data.specs.leaf import (
+    Box,
     LeafSpec,
     integer_limits,
+    is_one_number,
     nearest_integer,
     ordered,
     require_real,
+    spread,
     tensor_copy,
 )
-from gleanrl.data.specs.spaces import Box, is_one_number, lost_change, spread
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SpecError
 
 _INT64_MIN = torch.iinfo(torch.int64).min
@@ -103,6 +105,16 @@ class ContinuousBox(Box):
             for end, one in zip(self.ends, first, strict=True)
         )
         return (first[0].item(), first[1].item()) if same else None
+
+    def count(self) -> int | float:
+        """Return the number of values between the bounds; infinity for bounds of floating-point dtypes."""
+        if self.ends[0].dtype.is_floating_point:
+            return math.inf
+        if self.common is not None:
+            low, high = self.common
+            return int(high - low + 1) ** self.ends[0].numel()
+        lows, highs = (end.flatten().tolist() for end in self.ends)
+        return math.prod(high - low + 1 for low, high in zip(lows, highs, strict=True))
 
     def draw(
         self,
@@ -192,64 +204,31 @@ def _replacement_bound(old: Tensor, name: str, value: Any) -> Tensor:
         ) from error
 
 
-class BoxSpec(LeafSpec):
-    """Base class of `Bounded` and `Unbounded`: it selects the class for the domain, continuous or discrete."""
+def _settle_domain(
+    spec: LeafSpec, domain: str | None, continuous: type[LeafSpec], discrete: type[LeafSpec]
+) -> None:
+    """Set the domain of a spec, and change the spec's class to that of the domain. A user's subclass keeps its class.
 
-    space: ContinuousBox
-    strict = False
+    The domain is the argument `domain`, else the domain of the called class, else the one that the dtype implies.
 
-    def __init__(
-        self,
-        shape: torch.Size,
-        space: ContinuousBox,
-        device: torch.device | None,
-        dtype: torch.dtype,
-        domain: str | None,
-        kinds: tuple[type[BoxSpec], type[BoxSpec]],
-    ) -> None:
-        """Initialize the spec, and change its class to that of its domain.
-
-        The domain is the argument `domain`, else the domain of the called class, else the one that the dtype implies.
-        A user's subclass keeps its class.
-
-        Args:
-            shape: shape of one value.
-            space: the bounds.
-            device: see `LeafSpec`.
-            dtype: a real dtype of the values.
-            domain: see `Bounded`.
-            kinds: the class for continuous domains, and the class for discrete domains.
-
-        Raises:
-            InvalidArgumentError: if the domain isn't "continuous" or "discrete".
-        """
-        super().__init__(shape, space, device, dtype)
-        continuous, discrete = kinds
-        if domain not in (None, "continuous", "discrete"):
-            raise InvalidArgumentError(f"domain: expected 'continuous' or 'discrete', got {domain!r}")
-        own = (
+    Raises:
+        InvalidArgumentError: if the domain isn't "continuous" or "discrete".
+    """
+    if domain not in (None, "continuous", "discrete"):
+        raise InvalidArgumentError(f"domain: expected 'continuous' or 'discrete', got {domain!r}")
+    if domain is None:
+        real = spec.dtype.is_floating_point
+        domain = (
             "continuous"
-            if isinstance(self, continuous)
+            if isinstance(spec, continuous) or (real and not isinstance(spec, discrete))
             else "discrete"
-            if isinstance(self, discrete)
-            else None
         )
-        self.domain = domain or own or ("continuous" if self.dtype.is_floating_point else "discrete")
-        if type(self) in (continuous.__base__, continuous, discrete):
-            self.__class__ = continuous if self.domain == "continuous" else discrete
-
-    def cardinality(self) -> int | float:
-        """Return the number of values in the domain; infinity for floating-point dtypes."""
-        if self.dtype.is_floating_point:
-            return math.inf
-        if self.space.common is not None:
-            low, high = self.space.common
-            return int(high - low + 1) ** self.numel()
-        lows, highs = (end.flatten().tolist() for end in self.space.ends)
-        return math.prod(high - low + 1 for low, high in zip(lows, highs, strict=True))
+    spec.domain = domain
+    if type(spec) in (continuous.__base__, continuous, discrete):
+        spec.__class__ = continuous if domain == "continuous" else discrete
 
 
-class Bounded(BoxSpec):
+class Bounded(LeafSpec):
     """Elements from `low` to `high`, both included.
 
     `Bounded(...)` makes a `BoundedContinuous` for floating-point dtypes and a `BoundedDiscrete` for other dtypes,
@@ -279,6 +258,9 @@ class Bounded(BoxSpec):
         InvalidTypeError: if a bound isn't a number or a tensor.
     """
 
+    space: ContinuousBox
+    strict = False
+
     def __init__(
         self,
         low: Any,
@@ -306,8 +288,8 @@ class Bounded(BoxSpec):
         # In a dtype that torch can compare, and that pickle supports
         bottom, top = ordered(bottom), ordered(top)
         _require_room(bottom, top)
-        kinds = (BoundedContinuous, BoundedDiscrete)
-        super().__init__(size, ContinuousBox(bottom, top), device, dtype, domain, kinds)
+        super().__init__(size, ContinuousBox(bottom, top), device, dtype)
+        _settle_domain(self, domain, BoundedContinuous, BoundedDiscrete)
 
     @property
     def low(self) -> Tensor:
@@ -324,6 +306,10 @@ class Bounded(BoxSpec):
         """`low` and `high`, for reading only: large ones may be expanded scalars."""
         low, high = self.space.ends
         return low.to(self.dtype), high.to(self.dtype)
+
+    def cardinality(self) -> int | float:
+        """Return the number of values in the domain; infinity for floating-point dtypes."""
+        return self.space.count()
 
     def _outside(self, value: Tensor) -> Tensor:
         value = ordered(value)
@@ -405,7 +391,7 @@ def _range(bound: Tensor) -> str:
     return str(low) if low == high else f"{low}..{high}"
 
 
-class Unbounded(BoxSpec):
+class Unbounded(LeafSpec):
     """Any element of the dtype, NaN and infinities included.
 
     `Unbounded(...)` makes an `UnboundedContinuous` for floating-point dtypes and an `UnboundedDiscrete` for other
@@ -428,6 +414,9 @@ class Unbounded(BoxSpec):
         InvalidArgumentError: if the dtype is complex or uint64, or the domain has another name.
     """
 
+    space: ContinuousBox
+    strict = False
+
     def __init__(
         self,
         shape: Sequence[int] | int = (1,),
@@ -441,8 +430,12 @@ class Unbounded(BoxSpec):
         low, high = (
             ordered(torch.full((), end, dtype=dtype, device=device)).expand(concrete(size)) for end in ends
         )
-        kinds = (UnboundedContinuous, UnboundedDiscrete)
-        super().__init__(size, ContinuousBox(low, high), device, dtype, domain, kinds)
+        super().__init__(size, ContinuousBox(low, high), device, dtype)
+        _settle_domain(self, domain, UnboundedContinuous, UnboundedDiscrete)
+
+    def cardinality(self) -> int | float:
+        """Return the number of values in the domain; infinity for floating-point dtypes."""
+        return self.space.count()
 
     def _outside(self, value: Tensor) -> None:
         return None

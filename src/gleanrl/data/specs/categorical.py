@@ -1,9 +1,13 @@
-"""Specs of discrete choices: `Categorical`, `OneHot`, `Binary`, `MultiCategorical` and `MultiOneHot`."""
+"""Specs of discrete choices: `Categorical`, `OneHot`, `Binary`, `MultiCategorical` and `MultiOneHot`.
+
+Each is a `ChoiceSpec` with a constructor of its own, and an encoding from `choices`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -25,17 +29,27 @@ from gleanrl.data.specs.base import (
     within,
 )
 from gleanrl.data.specs.choices import (
+    BitEncoding,
     BoxList,
     CategoricalBox,
     ChoiceSpace,
-    ChoiceSpec,
-    IntegerSpec,
-    OneHotSpec,
+    Encoding,
+    OneHotEncoding,
+    checked_mask,
     ending_with,
     refuse_register,
+    require_choice,
 )
-from gleanrl.data.specs.leaf import require_real
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
+from gleanrl.data.specs.leaf import (
+    LeafSpec,
+    check_readable,
+    first_offender,
+    in_dtype,
+    tensor_copy,
+    with_last_dimension,
+)
+from gleanrl.data.specs.mapping import Changes
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SpecError, UnsupportedError
 
 
 def checked_count(name: str, n: Any) -> int:
@@ -52,17 +66,234 @@ def checked_count(name: str, n: Any) -> int:
     return int(n)
 
 
-class _OneChoice(ChoiceSpec):
+class ChoiceSpec(LeafSpec):
+    """Base class of specs of choices: it holds the mask, and converts one encoding to the other."""
+
+    space: ChoiceSpace
+    encoding: ClassVar[Encoding]
+
+    def __init__(
+        self,
+        shape: Sequence[int] | int,
+        space: ChoiceSpace,
+        device: DeviceLike | None,
+        dtype: torch.dtype,
+        mask: Tensor | None = None,
+    ) -> None:
+        super().__init__(shape, space, device, dtype)
+        self.update_mask(mask)
+
     @property
-    def n(self) -> int:
-        """The number of choices; `UnsupportedError` if it isn't fixed."""
-        return int(self._known.n)
+    def _known(self) -> ChoiceSpace:
+        """The space that holds the number of choices, fixed or provisional."""
+        return self.space
+
+    @property
+    def mask(self) -> Tensor | None:
+        """The allowed choices, `(*batch_shape, n)` bool; None allows all.
+
+        For several choices it is their concatenated masks, `(*batch_shape, sum(nvec))`. A joint mask is
+        `(*batch_shape, *nvec)`.
+        """
+        return self.space.mask
+
+    def update_mask(self, mask: Tensor | None) -> None:
+        """Set the allowed choices of this spec, in place; `rand`, `is_in` and `project` use them.
+
+        The call replaces `Changes.latest`, so that results computed from specs are computed again. After an error the
+        old mask holds.
+
+        Args:
+            mask: bool, or integers 0 and 1; it expands to the shape of the attribute `mask`, and is copied. A mask of
+                several choices whose shape ends with `nvec` is joint: it allows combinations. None allows all.
+
+        Raises:
+            InvalidTypeError: if it consists of neither booleans nor integers.
+            InvalidArgumentError: if it doesn't expand to the shape, forbids all choices somewhere, or has an integer
+                other than 0 and 1. Also if the number of choices isn't fixed.
+            UnsupportedError: if the numbers of choices differ within the batch, or the spec is a copy of a part of
+                another spec.
+        """
+        self.require_own("update_mask")
+        if mask is not None:
+            mask = self.expanded_mask(mask).to(self.device).clone()
+        self.take(replace(self.space, mask=mask))
+
+    def take(self, space: ChoiceSpace) -> None:
+        """Install a space that `masked` of an equal spec has returned, and replace `Changes.latest`.
+
+        Raises:
+            InvalidArgumentError: if the mask forbids all choices somewhere; then nothing changes.
+        """
+        if space.by_index is not None:
+            require_choice(space.forbids_all())
+        self.space = space
+        Changes.note()
+
+    def expanded_mask(self, mask: Any) -> Tensor:
+        """Return a mask as booleans with the shape of the attribute `mask`; see `update_mask`."""
+        mask = torch.as_tensor(mask)
+        return checked_mask(mask, (*concrete(self.batch_shape), *self.space.mask_dims(mask)))
+
+    def masked(self, mask: Tensor) -> ChoiceSpace:
+        """Return this spec's space with a copy of an expanded mask."""
+        return replace(self.space, mask=mask.to(self.device, copy=True))
+
+    def _check_dtype(self, dtype: torch.dtype) -> None:
+        self.encoding.check_dtype(self.space, dtype)
+
+    def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
+        if not self.encoding.one_hot:
+            return self._known.draw(shape, generator, self.dtype, self.device)
+        dims = (*shape[:-1], *self.space.index_dims)
+        index = self.space.draw(dims, generator, torch.int64, self.device)
+        return self.encoding.value(self.space, index, self.dtype)
+
+    def rand_index(self, shape: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
+        """Draw like `rand`, but return the int64 indices of the choices.
+
+        With equal generators, `rand` returns the values of these indices.
+
+        Args:
+            shape: shape of the result without `index_dims`; it ends with the batch dimensions.
+            generator: the source of randomness; None: torch's global generator.
+        """
+        dims = (*shape, *self.space.index_dims)
+        return self._known.draw(dims, generator, torch.int64, self.device)
+
+    def _outside(self, value: Tensor) -> Tensor:
+        return self.encoding.outside(self.space, value)
+
+    def _unreadable(self, value: Tensor) -> Tensor:
+        return self.encoding.outside(self.space, value, least=0)
+
+    def _nearest(self, value: Tensor) -> Tensor:
+        index = self.encoding.nearest(self.space, value)
+        return self.encoding.value(self.space, index, self.dtype)
+
+    def _encoded(self, value: Any, device: torch.device | None) -> Tensor:
+        if not self.encoding.one_hot:
+            return super()._encoded(value, device)
+        shape = torch.Size((*self.batch_shape, *self.space.index_dims))
+        index = with_last_dimension("encode", self, tensor_copy(value, torch.int64, device), shape)
+        offending = self.space.outside(index)
+        if bool(offending.any()):
+            raise SpecError(f"encode: expected choices of {self!r}, {first_offender(offending, index)}")
+        return self.encoding.value(self.space, index, self.dtype)
+
+    def _decoded(self, value: Tensor) -> np.ndarray:
+        return self.encoding.index(self.space, value).numpy()
 
     def _describe(self) -> str:
-        return f"n={self.space.n}" + ("" if self.mask is None else ", masked")
+        counts = "varying" if self.space.common is None else list(self.space.common)
+        text = f"nvec={counts}" if self.space.index_dims else f"n={self.space.n}"
+        return text if self.mask is None else f"{text}, masked"
+
+    def to_categorical(self, val: Tensor, safe: bool | None = None) -> Tensor:
+        """Return the choices as integers, `(*lead, *batch_shape)`; for several choices `(*lead, *batch_shape, k)`.
+
+        Integers made from one-hot vectors are int64.
+
+        Args:
+            val: `(*lead, *shape)`; integers are returned unchanged. It may have another dtype that holds the choices.
+            safe: whether to check the domain; None: check it, but decode a one-hot vector of zeros, as in `zero()`, as
+                the first choice.
+
+        Raises:
+            SpecError: if the domain is checked, and the value has another shape or dtype, or a choice is outside.
+        """
+        return self.encoding.index(self.space, self._readable("to_categorical", val, safe))
+
+    def to_one_hot(self, val: Tensor, safe: bool | None = None) -> Tensor:
+        """Return the choices as one-hot vectors, `(*lead, *batch_shape, n)`; vectors of several choices concatenated.
+
+        Vectors made from integers are boolean.
+
+        Args:
+            val: `(*lead, *shape)`; one-hot vectors, and zeros in their place, are returned unchanged. It may have
+                another dtype that holds the choices.
+            safe: as in `to_categorical`.
+
+        Raises:
+            SpecError: if the domain is checked, and the value has another shape or dtype, or a choice is outside.
+            UnsupportedError: if the numbers of choices differ within the batch, or the number isn't fixed.
+        """
+        value = self._readable("to_one_hot", val, safe)
+        return self.encoding.rows(self._known, value)
+
+    def _readable(self, where: str, val: Tensor, safe: bool | None) -> Tensor:
+        """Return a value in this spec's dtype, and check it unless `safe` is False; see `to_categorical`."""
+        if safe is False:
+            return val
+        val = in_dtype(val, self.dtype)
+        check_readable(where, self, val, safe)
+        return val
+
+    def to_categorical_spec(self) -> Any:
+        """Return the int64 spec of the same choices as integers, with the same mask; an integer spec returns itself."""
+        return self._recoded(Categorical, MultiCategorical) if self.encoding.one_hot else self
+
+    def to_one_hot_spec(self) -> Any:
+        """Return the boolean spec of the same choices as one-hot vectors, with the same mask.
+
+        A one-hot spec returns itself.
+        """
+        return self if self.encoding.one_hot else self._recoded(OneHot, MultiOneHot)
+
+    def _recoded(self, single: Any, several: Any) -> Any:
+        """Return the spec of the same choices in the other encoding, made by the class for one or several choices."""
+        space = self._known
+        dims = space.index_dims if self.encoding.one_hot else (sum(space.parts),)
+        kind, n = (several, space.parts) if space.index_dims else (single, space.n)
+        return kind(n, (*self.batch_shape, *dims), self.device, mask=self.mask)
+
+    def index(self, index: Tensor | int, tensor_to_index: Tensor) -> Tensor:
+        """Return the elements of a tensor at the positions that choices give, in either encoding.
+
+        Args:
+            index: the choices, `(*lead, *shape)`.
+            tensor_to_index: `(*any, n)`.
+
+        Returns:
+            `(*any)` for one choice, `(*any, k)` for the k choices in the last dimension of `to_categorical(index)`.
+
+        Raises:
+            SpecError: if a choice is outside the domain.
+        """
+        chosen = self.to_categorical(torch.as_tensor(index)).to(tensor_to_index.device, torch.int64)
+        lead = tensor_to_index.shape[:-1]
+        if chosen.ndim == 0:
+            return tensor_to_index.gather(-1, chosen.expand(*lead, 1)).squeeze(-1)
+        return tensor_to_index.gather(-1, chosen.expand(*lead, chosen.shape[-1]))
+
+    def _projected(self, value: Tensor) -> Tensor:
+        if self.space.is_void and value.shape[: value.ndim - self.event_ndim].numel():
+            raise SpecError(
+                f"project: no value is near to {value.tolist()}: {self!r} is an empty domain; give each choice an n of "
+                "at least 1"
+            )
+        return super()._projected(value)
+
+    def cardinality(self) -> int:
+        """Return the number of choices of one element, or of combinations of several choices, without regard to a mask.
+
+        If the numbers differ within the batch, return the product over the batch.
+
+        Raises:
+            UnsupportedError: if the number of choices isn't fixed.
+        """
+        return self._known.count()
+
+    def enumerate(self, use_mask: bool = False) -> Tensor:
+        """Return the choices, `(count, *shape)`; see `TensorSpec.enumerate`."""
+        index = self._known.all(use_mask, self.device)
+        require_listable(len(index), self.numel())
+        batch, dims = concrete(self.batch_shape), self.space.index_dims
+        index = index.reshape(-1, *(1 for _ in batch), *dims).expand(-1, *batch, *dims)
+        return self.encoding.value(self.space, index, self.dtype).contiguous()
 
 
-class Categorical(_OneChoice, IntegerSpec):
+class Categorical(ChoiceSpec):
     """Integers from 0 to `n` (excluded).
 
     With `n=-1` the number of choices isn't fixed, and the domain holds all integers from 0. Methods that need the
@@ -84,6 +315,7 @@ class Categorical(_OneChoice, IntegerSpec):
         InvalidArgumentError: if `n` is negative or doesn't fit the dtype, or the mask doesn't fit.
     """
 
+    encoding = Encoding()
     _provisional: CategoricalBox | None = None
 
     def __init__(
@@ -95,8 +327,12 @@ class Categorical(_OneChoice, IntegerSpec):
         mask: Tensor | None = None,
     ) -> None:
         count = -1 if n == -1 else checked_count("n", n)
-        super().__init__(() if shape is None else shape, CategoricalBox(count), device, dtype)
-        self.update_mask(mask)
+        super().__init__(() if shape is None else shape, CategoricalBox(count), device, dtype, mask)
+
+    @property
+    def n(self) -> int:
+        """The number of choices; `UnsupportedError` if it isn't fixed."""
+        return int(self._known.n)
 
     def set_provisional_n(self, n: int) -> None:
         """Set the number of choices that `n`, `rand`, `enumerate`, `cardinality` and `to_one_hot` use.
@@ -120,21 +356,8 @@ class Categorical(_OneChoice, IntegerSpec):
             raise UnsupportedError("n: the number of choices isn't fixed; call set_provisional_n first")
         return self._provisional
 
-    def update_mask(self, mask: Tensor | None) -> None:
-        """Set the allowed choices of this spec, in place; see `ChoiceSpec.update_mask`.
 
-        Raises:
-            InvalidArgumentError: also if there is a mask, and the spec was made with `n=-1`.
-        """
-        if mask is not None and self.space.n == -1:
-            raise InvalidArgumentError("mask: a mask needs a fixed number of choices, got n=-1")
-        super().update_mask(mask)
-
-    def _other_encoding(self) -> OneHot:
-        return OneHot(self.n, (*self.shape, self.n), self.device, mask=self.mask)
-
-
-class OneHot(_OneChoice, OneHotSpec):
+class OneHot(ChoiceSpec):
     """Vectors of length `n` that hold a single one.
 
     `encode` takes integers and `to_numpy` returns integers, because environments use integers. `project` picks the
@@ -156,6 +379,9 @@ class OneHot(_OneChoice, OneHotSpec):
         InvalidArgumentError: if `n` is negative, or the shape or the mask doesn't fit.
     """
 
+    encoding = OneHotEncoding()
+    event_ndim = 1
+
     def __init__(
         self,
         n: int,
@@ -167,14 +393,15 @@ class OneHot(_OneChoice, OneHotSpec):
     ) -> None:
         refuse_register(use_register)
         n = checked_count("n", n)
-        super().__init__(ending_with("OneHot", n, shape), CategoricalBox(n), device, dtype)
-        self.update_mask(mask)
+        super().__init__(ending_with("OneHot", n, shape), CategoricalBox(n), device, dtype, mask)
 
-    def _other_encoding(self) -> Categorical:
-        return Categorical(self.n, self.batch_shape, self.device, mask=self.mask)
+    @property
+    def n(self) -> int:
+        """The number of choices."""
+        return int(self.space.n)
 
 
-class Binary(Categorical):
+class Binary(ChoiceSpec):
     """Independent elements that are 0 or 1.
 
     Args:
@@ -186,6 +413,10 @@ class Binary(Categorical):
     Raises:
         InvalidArgumentError: if neither `n` nor `shape` is given, or they disagree.
     """
+
+    encoding = BitEncoding()
+    n = OneHot.n
+    set_provisional_n = Categorical.set_provisional_n
 
     def __init__(
         self,
@@ -200,7 +431,7 @@ class Binary(Categorical):
             size = as_size((shape,))
         else:
             raise InvalidArgumentError("Binary: expected n or shape, got neither")
-        super().__init__(2, size, device, dtype)
+        super().__init__(size, CategoricalBox(2), device, dtype)
 
     def cardinality(self) -> int:
         """Return the number of values that the last dimension can have."""
@@ -217,12 +448,6 @@ class Binary(Categorical):
         rows = torch.cartesian_prod(*[each] * self.shape[-1]).reshape(-1, self.shape[-1]).to(self.dtype)
         lead = self.shape[:-1]
         return rows.reshape(-1, *(1 for _ in lead), self.shape[-1]).expand(-1, *lead, -1).clone()
-
-    def _check_dtype(self, dtype: torch.dtype) -> None:
-        require_real(dtype)
-
-    def _nearest(self, value: Tensor) -> Tensor:
-        return self.space.nearest((value.to(torch.float64) > 0.5).to(torch.int64)).to(self.dtype)
 
     def _describe(self) -> str:
         return "" if self.mask is None else "masked"
@@ -248,17 +473,7 @@ def checked_counts(nvec: Any) -> Tensor:
     return counts.to(torch.int64, copy=True)
 
 
-class _SeveralChoices(ChoiceSpec):
-    space: BoxList
-    event_ndim = 1
-    _single = False  # whether values may omit the last dimension, which has size one
-
-    def _describe(self) -> str:
-        counts = "varying" if self.space.common is None else list(self.space.common)
-        return f"nvec={counts}" + ("" if self.mask is None else ", masked")
-
-
-class MultiCategorical(_SeveralChoices, IntegerSpec):
+class MultiCategorical(ChoiceSpec):
     """Vectors of k integers; the i-th integer is from 0 to `nvec[i]` (excluded).
 
     An index may reach into the last dimension: `spec[..., 0]` is the spec of the first choice.
@@ -282,6 +497,11 @@ class MultiCategorical(_SeveralChoices, IntegerSpec):
             doesn't fit.
     """
 
+    space: BoxList
+    encoding = Encoding()
+    event_ndim = 1
+    _single = False  # whether values may omit the last dimension, which has size one
+
     def __init__(
         self,
         nvec: Sequence[Any] | Tensor | np.ndarray | int,
@@ -300,8 +520,7 @@ class MultiCategorical(_SeveralChoices, IntegerSpec):
             raise InvalidArgumentError(
                 f"nvec: expected counts that expand to {tuple(size)}, got shape {tuple(counts.shape)}"
             ) from error
-        super().__init__(size, space, device, dtype)
-        self.update_mask(mask)
+        super().__init__(size, space, device, dtype, mask)
 
     def _rand(self, lead: torch.Size, generator: torch.Generator | None) -> Tensor:
         drawn = super()._rand(lead, generator)
@@ -348,12 +567,8 @@ class MultiCategorical(_SeveralChoices, IntegerSpec):
         """The number of choices of each column, `(k,)` int64; with batch dimensions if they differ within the batch."""
         return torch.as_tensor(self.space.n if self.space.common is None else self.space.common)
 
-    def _other_encoding(self) -> MultiOneHot:
-        parts = self.space.parts
-        return MultiOneHot(parts, (*self.batch_shape, sum(parts)), self.device, mask=self.mask)
 
-
-class MultiOneHot(_SeveralChoices, OneHotSpec):
+class MultiOneHot(ChoiceSpec):
     """Vectors of k concatenated one-hot vectors; the i-th part has length `nvec[i]`.
 
     `encode` takes k integers and `to_numpy` returns k integers, because environments use integers. `project` picks
@@ -377,6 +592,10 @@ class MultiOneHot(_SeveralChoices, OneHotSpec):
         InvalidArgumentError: if a count is negative, or the shape or the mask doesn't fit.
     """
 
+    space: BoxList
+    encoding = OneHotEncoding()
+    event_ndim = 1
+
     def __init__(
         self,
         nvec: Sequence[int] | Tensor | np.ndarray,
@@ -391,19 +610,16 @@ class MultiOneHot(_SeveralChoices, OneHotSpec):
         if counts.ndim != 1:
             raise InvalidArgumentError(f"nvec: expected one dimension, got shape {tuple(counts.shape)}")
         size = ending_with("MultiOneHot", int(counts.sum()), shape)
-        super().__init__(size, BoxList(counts.expand((*concrete(size[:-1]), len(counts)))), device, dtype)
-        self.update_mask(mask)
+        space = BoxList(counts.expand((*concrete(size[:-1]), len(counts))))
+        super().__init__(size, space, device, dtype, mask)
 
     @property
     def nvec(self) -> list[int]:
         """The lengths of the parts."""
         return list(self.space.parts)
 
-    def _other_encoding(self) -> MultiCategorical:
-        shape = (*self.batch_shape, *self.space.index_dims)
-        return MultiCategorical(self.nvec, shape, self.device, mask=self.mask)
-
 
 # As in other releases, so that `isinstance` with Categorical or OneHot tells a program the kind of encoding
+Categorical.register(Binary)
 Categorical.register(MultiCategorical)
 OneHot.register(MultiOneHot)

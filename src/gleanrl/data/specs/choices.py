@@ -1,4 +1,4 @@
-"""Base classes for specs of choices: `ChoiceSpace` (counts and masks), and encodings as integers or one-hot vectors.
+"""Choices: `ChoiceSpace` (counts and masks), and the encodings of choices as integers or one-hot vectors.
 
 The *index* of a choice is an integer from 0. A value of k choices has k indices in its last dimension. Masks and
 one-hot vectors of k choices are concatenated to one *row*. A *joint* mask has one dimension for each of the k
@@ -8,29 +8,18 @@ choices instead: it allows or forbids combinations.
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gleanrl.data.specs.base import Transform, as_size, concrete, require_listable
-from gleanrl.data.specs.leaf import (
-    LeafSpec,
-    check_readable,
-    in_dtype,
-    integer_limits,
-    nearest_integer,
-    ordered,
-)
-from gleanrl.data.specs.mapping import Changes
-from gleanrl.data.specs.spaces import Box
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SpecError, UnsupportedError
+from gleanrl.data.specs.base import Transform, as_size, require_listable
+from gleanrl.data.specs.leaf import Box, integer_limits, nearest_integer, ordered, require_real
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 
 _NO_LIMIT = torch.iinfo(torch.int64).max
 
@@ -128,7 +117,14 @@ class ChoiceSpace(Box):
         return tuple(mask.shape[-len(self.common) :]) == self.common
 
     def mask_dims(self, mask: Tensor) -> tuple[int, ...]:
-        """Return the dimensions of an expanded mask after the batch dimensions."""
+        """Return the dimensions of an expanded mask after the batch dimensions.
+
+        Raises:
+            InvalidArgumentError: if there is no limit.
+            UnsupportedError: if the limits differ within the batch.
+        """
+        if isinstance(self.n, int) and self.n == -1:
+            raise InvalidArgumentError("mask: a mask needs a fixed number of choices, got n=-1")
         parts = self.parts
         return parts if self.is_joint(mask) else (sum(parts),)
 
@@ -416,272 +412,107 @@ def require_choice(nothing: Tensor) -> None:
         raise InvalidArgumentError(f"mask: expected a True in each row, got none at batch index {where}")
 
 
-class ChoiceSpec(LeafSpec):
-    """Base class of both encodings: it holds the mask, and converts one encoding to the other."""
+class Encoding:
+    """How the values of a spec write the indices of its choices: as they are, integers from 0.
 
-    space: ChoiceSpace
+    Its methods take the space of the choices.
+    """
 
-    @property
-    def _known(self) -> ChoiceSpace:
-        """The space that holds the number of choices, fixed or provisional."""
-        return self.space
+    one_hot: ClassVar[bool] = False  # whether one choice is a vector; environments use its index
 
-    @property
-    def mask(self) -> Tensor | None:
-        """The allowed choices, `(*batch_shape, n)` bool; None allows all.
-
-        For several choices it is their concatenated masks, `(*batch_shape, sum(nvec))`. A joint mask is
-        `(*batch_shape, *nvec)`.
-        """
-        return self.space.mask
-
-    def update_mask(self, mask: Tensor | None) -> None:
-        """Set the allowed choices of this spec, in place; `rand`, `is_in` and `project` use them.
-
-        The call replaces `Changes.latest`, so that results computed from specs are computed again. After an error the
-        old mask holds.
-
-        Args:
-            mask: bool, or integers 0 and 1; it expands to the shape of the attribute `mask`, and is copied. A mask of
-                several choices whose shape ends with `nvec` is joint: it allows combinations. None allows all.
+    def check_dtype(self, space: ChoiceSpace, dtype: torch.dtype) -> None:
+        """Check that a dtype holds all values of the space.
 
         Raises:
-            InvalidTypeError: if it consists of neither booleans nor integers.
-            InvalidArgumentError: if it doesn't expand to the shape, forbids all choices somewhere, or has an integer
-                other than 0 and 1.
-            UnsupportedError: if the numbers of choices differ within the batch, or the spec is a copy of a part of
-                another spec.
+            InvalidArgumentError: if it doesn't.
         """
-        self.require_own("update_mask")
-        if mask is not None:
-            mask = self.expanded_mask(mask).to(self.device).clone()
-        self.take(replace(self.space, mask=mask))
-
-    def take(self, space: ChoiceSpace) -> None:
-        """Install a space that `masked` of an equal spec has returned, and replace `Changes.latest`.
-
-        Raises:
-            InvalidArgumentError: if the mask forbids all choices somewhere; then nothing changes.
-        """
-        if space.by_index is not None:
-            require_choice(space.forbids_all())
-        self.space = space
-        Changes.note()
-
-    def expanded_mask(self, mask: Any) -> Tensor:
-        """Return a mask as booleans with the shape of the attribute `mask`; see `update_mask`."""
-        mask = torch.as_tensor(mask)
-        return checked_mask(mask, (*concrete(self.batch_shape), *self.space.mask_dims(mask)))
-
-    def masked(self, mask: Tensor) -> ChoiceSpace:
-        """Return this spec's space with a copy of an expanded mask."""
-        return replace(self.space, mask=mask.to(self.device, copy=True))
-
-    @abstractmethod
-    def _index(self, value: Tensor) -> Tensor:
-        """Return a value as indices."""
-
-    @abstractmethod
-    def _rows(self, value: Tensor) -> Tensor:
-        """Return a value as one-hot vectors."""
-
-    @abstractmethod
-    def _of_index(self, index: Tensor) -> Tensor:
-        """Return indices as a new value."""
-
-    @abstractmethod
-    def _other_encoding(self) -> Any:
-        """Return the spec of the same choices in the other encoding, with the same mask."""
-
-    def to_categorical(self, val: Tensor, safe: bool | None = None) -> Tensor:
-        """Return the choices as integers, `(*lead, *batch_shape)`; for several choices `(*lead, *batch_shape, k)`.
-
-        Integers made from one-hot vectors are int64.
-
-        Args:
-            val: `(*lead, *shape)`; integers are returned unchanged. It may have another dtype that holds the choices.
-            safe: whether to check the domain; None: check it, but decode a one-hot vector of zeros, as in `zero()`, as
-                the first choice.
-
-        Raises:
-            SpecError: if the domain is checked, and the value has another shape or dtype, or a choice is outside.
-        """
-        if safe is not False:
-            val = in_dtype(val, self.dtype)
-            check_readable("to_categorical", self, val, safe)
-        return self._index(val)
-
-    def to_one_hot(self, val: Tensor, safe: bool | None = None) -> Tensor:
-        """Return the choices as one-hot vectors, `(*lead, *batch_shape, n)`; vectors of several choices concatenated.
-
-        Vectors made from integers are boolean.
-
-        Args:
-            val: `(*lead, *shape)`; one-hot vectors, and zeros in their place, are returned unchanged. It may have
-                another dtype that holds the choices.
-            safe: as in `to_categorical`.
-
-        Raises:
-            SpecError: if the domain is checked, and the value has another shape or dtype, or a choice is outside.
-            UnsupportedError: if the numbers of choices differ within the batch, or the number isn't fixed.
-        """
-        if safe is not False:
-            val = in_dtype(val, self.dtype)
-            check_readable("to_one_hot", self, val, safe)
-        return self._rows(val)
-
-    def to_categorical_spec(self) -> Any:
-        """Return the int64 spec of the same choices as integers, with the same mask; an integer spec returns itself."""
-        return self if isinstance(self, IntegerSpec) else self._other_encoding()
-
-    def to_one_hot_spec(self) -> Any:
-        """Return the boolean spec of the same choices as one-hot vectors, with the same mask.
-
-        A one-hot spec returns itself.
-        """
-        return self if isinstance(self, OneHotSpec) else self._other_encoding()
-
-    def index(self, index: Tensor | int, tensor_to_index: Tensor) -> Tensor:
-        """Return the elements of a tensor at the positions that choices give, in either encoding.
-
-        Args:
-            index: the choices, `(*lead, *shape)`.
-            tensor_to_index: `(*any, n)`.
-
-        Returns:
-            `(*any)` for one choice, `(*any, k)` for the k choices in the last dimension of `to_categorical(index)`.
-
-        Raises:
-            SpecError: if a choice is outside the domain.
-        """
-        chosen = self.to_categorical(torch.as_tensor(index)).to(tensor_to_index.device, torch.int64)
-        lead = tensor_to_index.shape[:-1]
-        if chosen.ndim == 0:
-            return tensor_to_index.gather(-1, chosen.expand(*lead, 1)).squeeze(-1)
-        return tensor_to_index.gather(-1, chosen.expand(*lead, chosen.shape[-1]))
-
-    def _projected(self, value: Tensor) -> Tensor:
-        if self.space.is_void and value.shape[: value.ndim - self.event_ndim].numel():
-            raise SpecError(
-                f"project: no value is near to {value.tolist()}: {self!r} is an empty domain; give each choice an n of "
-                "at least 1"
-            )
-        return super()._projected(value)
-
-    def cardinality(self) -> int:
-        """Return the number of choices of one element, or of combinations of several choices, without regard to a mask.
-
-        If the numbers differ within the batch, return the product over the batch.
-
-        Raises:
-            UnsupportedError: if the number of choices isn't fixed.
-        """
-        return self._known.count()
-
-    def enumerate(self, use_mask: bool = False) -> Tensor:
-        """Return the choices, `(count, *shape)`; see `TensorSpec.enumerate`."""
-        index = self._known.all(use_mask, self.device)
-        require_listable(len(index), self.numel())
-        batch, dims = concrete(self.batch_shape), self.space.index_dims
-        index = index.reshape(-1, *(1 for _ in batch), *dims).expand(-1, *batch, *dims)
-        return self._of_index(index)
-
-
-class IntegerSpec(ChoiceSpec):
-    """Base class of specs that encode choices as integers from 0."""
-
-    def _check_dtype(self, dtype: torch.dtype) -> None:
-        n = self.space.n
-        most = n if isinstance(n, int) else max(n.flatten().tolist(), default=1)
+        most = space.n if isinstance(space.n, int) else max(space.n.flatten().tolist(), default=1)
         if not dtype.is_floating_point and most - 1 > integer_limits(dtype)[1]:
             raise InvalidArgumentError(f"dtype: {most} choices don't fit in {dtype}")
 
-    def _index(self, value: Tensor) -> Tensor:
+    def index(self, space: ChoiceSpace, value: Tensor) -> Tensor:
+        """Return a value as indices."""
         return value
 
-    def _rows(self, value: Tensor) -> Tensor:
-        return self._known.one_hot(value, torch.bool)
+    def rows(self, space: ChoiceSpace, value: Tensor) -> Tensor:
+        """Return a value as one-hot vectors, boolean unless the value consists of one-hot vectors itself."""
+        return space.one_hot(value, torch.bool)
 
-    def _of_index(self, index: Tensor) -> Tensor:
-        return index.to(self.dtype, copy=True)
+    def value(self, space: ChoiceSpace, index: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return indices as a value, which may share memory with them."""
+        return index.to(dtype)
 
-    def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
-        return self._known.draw(shape, generator, self.dtype, self.device)
-
-    def _outside(self, value: Tensor) -> Tensor:
-        outside = self.space.outside(ordered(value))
-        if value.dtype.is_floating_point:
-            outside |= value != value.round()
-        return outside.any(-1) if self.event_ndim else outside
-
-    def _nearest(self, value: Tensor) -> Tensor:
-        high = torch.as_tensor(self.space.limit(value.device), device=value.device) - 1
-        index = nearest_integer(value, torch.zeros_like(high), high, torch.int64)
-        return self.space.nearest(index).to(self.dtype)
-
-
-class OneHotSpec(ChoiceSpec):
-    """Base class of specs that encode choices as one-hot vectors; vectors of several choices are concatenated.
-
-    `encode` takes integers and `to_numpy` returns integers, because environments use integers.
-    """
-
-    event_ndim = 1
-
-    def _index(self, value: Tensor) -> Tensor:
-        return self.space.peaks(_comparable(value))
-
-    def _rows(self, value: Tensor) -> Tensor:
-        return value
-
-    def _of_index(self, index: Tensor) -> Tensor:
-        return self.space.one_hot(index, self.dtype)
-
-    def _draw(self, shape: torch.Size, generator: torch.Generator | None) -> Tensor:
-        return self.space.one_hot(self.rand_index(shape[:-1], generator), self.dtype)
-
-    def rand_index(self, shape: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
-        """Draw like `rand`, but return the int64 indices of the choices.
-
-        With equal generators, `rand` returns the one-hot vectors of these indices.
+    def outside(self, space: ChoiceSpace, value: Tensor, least: int = 1) -> Tensor:
+        """Return where values are outside the domain: bool, without the dimensions of one value.
 
         Args:
-            shape: shape of the result without `index_dims`; it ends with the batch dimensions.
-            generator: the source of randomness; None: torch's global generator.
+            space: the space.
+            value: values of the spec's shape and dtype.
+            least: 0 accepts one-hot vectors of zeros, which are read as the first choice.
         """
-        dims = (*shape, *self.space.index_dims)
-        return self.space.draw(dims, generator, torch.int64, self.device)
+        outside = space.outside(ordered(value))
+        if value.dtype.is_floating_point:
+            outside |= value != value.round()
+        return outside.any(-1) if space.index_dims else outside
 
-    def _outside(self, value: Tensor) -> Tensor:
-        return self._wrong(value, least=1)
+    def nearest(self, space: ChoiceSpace, value: Tensor) -> Tensor:
+        """Return the allowed indices nearest to a value, which may have any real dtype."""
+        high = torch.as_tensor(space.limit(value.device), device=value.device) - 1
+        return space.nearest(nearest_integer(value, torch.zeros_like(high), high, torch.int64))
 
-    def _unreadable(self, value: Tensor) -> Tensor:
-        return self._wrong(value, least=0)  # `peaks` of zeros is the first choice
 
-    def _wrong(self, value: Tensor, least: int) -> Tensor:
+class BitEncoding(Encoding):
+    """Integers 0 and 1, of any real dtype; numbers above a half are near to 1."""
+
+    def check_dtype(self, space: ChoiceSpace, dtype: torch.dtype) -> None:
+        """Check that a dtype is real; see `Encoding`."""
+        require_real(dtype)
+
+    def nearest(self, space: ChoiceSpace, value: Tensor) -> Tensor:
+        """Return the nearest allowed bits; see `Encoding`."""
+        return space.nearest((value.to(torch.float64) > 0.5).to(torch.int64))
+
+
+class OneHotEncoding(Encoding):
+    """One-hot vectors of any real dtype. Vectors of several choices are concatenated."""
+
+    one_hot = True
+
+    def check_dtype(self, space: ChoiceSpace, dtype: torch.dtype) -> None:
+        """Check that a dtype is real; see `Encoding`."""
+        require_real(dtype)
+
+    def index(self, space: ChoiceSpace, value: Tensor) -> Tensor:
+        """Return the positions of the largest elements, int64."""
+        return space.peaks(_comparable(value))
+
+    def rows(self, space: ChoiceSpace, value: Tensor) -> Tensor:
+        """Return the value itself."""
+        return value
+
+    def value(self, space: ChoiceSpace, index: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return new one-hot vectors."""
+        return space.one_hot(index, dtype)
+
+    def outside(self, space: ChoiceSpace, value: Tensor, least: int = 1) -> Tensor:
+        """Return where a part isn't one-hot, or its choice isn't allowed; see `Encoding`."""
         chosen = value != 0
-        outside = self.space.miscounted(chosen, least)
+        outside = space.miscounted(chosen, least)
         if value.dtype != torch.bool:
             outside |= (chosen & (value != 1)).any(-1)
-        if self.space.joint is not None:
-            outside |= self.space.outside(self._index(value)).any(-1)
-        elif self.mask is not None:
-            outside |= (chosen & ~self.mask.to(value.device)).any(-1)
+        if space.joint is not None:
+            outside |= space.outside(self.index(space, value)).any(-1)
+        elif space.mask is not None:
+            outside |= (chosen & ~space.mask.to(value.device)).any(-1)
         return outside
 
-    def _nearest(self, value: Tensor) -> Tensor:
+    def nearest(self, space: ChoiceSpace, value: Tensor) -> Tensor:
+        """Return the positions of the largest elements that the mask allows; see `Encoding`."""
         ranked = _comparable(value).to(torch.float64)
-        if self.mask is not None and self.space.joint is None:
-            ranked = ranked.masked_fill(~self.mask.to(value.device), float("-inf"))
+        if space.mask is not None and space.joint is None:
+            ranked = ranked.masked_fill(~space.mask.to(value.device), float("-inf"))
         # If all elements are -inf, `peaks` may return a forbidden choice: `nearest` corrects it
-        return self.space.one_hot(self.space.nearest(self.space.peaks(ranked)), self.dtype)
-
-    def _encoded(self, value: Any, device: torch.device | None) -> Tensor:
-        shape = torch.Size((*self.batch_shape, *self.space.index_dims))
-        return self.space.one_hot(self._indices(value, shape, device, self.space.outside), self.dtype)
-
-    def _decoded(self, value: Tensor) -> np.ndarray:
-        return self._index(value).numpy()
+        return space.nearest(space.peaks(ranked))
 
 
 def _comparable(value: Tensor) -> Tensor:

@@ -117,7 +117,7 @@ class Composite(SpecMapping):
 
     def _with_shape(self, shape: torch.Size) -> Composite:
         names = None if self._names is None else (*self._names, *[None] * len(shape))[: len(shape)]
-        new = self._rebuilt(lambda spec: spec, _shape=shape, _names=names)
+        new = self._mapped(lambda spec: spec, _shape=shape, _names=names)
         for name, spec in self._specs.items():
             new.set(name, spec)
         return new
@@ -160,7 +160,7 @@ class Composite(SpecMapping):
             names=self._names,
         )
 
-    def _rebuilt(self, function: Callable[[TensorSpec], TensorSpec], **attributes: Any) -> Composite:
+    def _mapped(self, function: Callable[[TensorSpec], TensorSpec], **attributes: Any) -> Composite:
         """Return an unlocked composite with `function` applied to each entry, and with the given attributes."""
         new = self.empty()
         for name, value in attributes.items():
@@ -169,12 +169,9 @@ class Composite(SpecMapping):
             new._specs[name] = None if spec is None else function(spec)
         return new
 
-    def as_part(self) -> Self:
-        """Make this spec and its parts read-only, and return it; see `TensorSpec.as_part`."""
-        for spec in self._specs.values():
-            if spec is not None:
-                spec.as_part()
-        return super().as_part()
+    def _parts(self) -> Sequence[TensorSpec]:
+        """Return the entries, without unspecified ones."""
+        return [spec for spec in self._specs.values() if spec is not None]
 
     def _reshaped(self, transform: Transform) -> Composite:
         for name, spec in self._specs.items():
@@ -186,11 +183,7 @@ class Composite(SpecMapping):
             outcome(transform(blank(self._shape))),
             names_after(self._names, self._shape, transform),
         )
-        return self._rebuilt(lambda spec: spec._reshaped(transform), _shape=shape, _names=names)
-
-    def clone(self) -> Composite:
-        """Return an equal, unlocked composite that shares no memory with this one, except examples of `NonTensor`."""
-        return self._rebuilt(lambda spec: spec.clone())
+        return self._mapped(lambda spec: spec._reshaped(transform), _shape=shape, _names=names)
 
     def clear_device_(self) -> Composite:
         """Drop the device, here and in nested composites, also in a locked composite. The leaf specs keep theirs.
@@ -210,11 +203,11 @@ class Composite(SpecMapping):
     def to(self, dest: torch.dtype | DeviceLike) -> Composite:
         """Return the composite for another device or dtype, unlocked; itself if it is on the device already."""
         if isinstance(dest, torch.dtype):
-            return self._rebuilt(lambda spec: spec.to(dest))
+            return self._mapped(lambda spec: spec.to(dest))
         device = as_device(dest)
         if device == self.device:
             return self
-        return self._rebuilt(lambda spec: spec.to(dest), device=device)
+        return self._mapped(lambda spec: spec.to(dest), device=device)
 
     def _rand(self, lead: torch.Size, generator: torch.Generator | None) -> Any:
         return self._collected(lead, lambda spec: spec.rand(lead, generator=generator))

@@ -1,4 +1,4 @@
-"""`LeafSpec`, the base class of specs for single tensors, and conversions between dtypes.
+"""`LeafSpec`, the base class of specs for single tensors, `Box`, the parameters of one, and conversions between dtypes.
 
 Each kind of spec implements `_draw`, `_outside` and `_nearest`; `LeafSpec` builds the public methods on them.
 """
@@ -6,6 +6,7 @@ Each kind of spec implements `_draw`, `_outside` and `_nearest`; `LeafSpec` buil
 from __future__ import annotations
 
 import copy
+import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -20,7 +21,6 @@ from gleanrl.data.specs.base import (
     DeviceLike,
     TensorSpec,
     Transform,
-    Unbindable,
     as_size,
     blank,
     check_in,
@@ -29,8 +29,71 @@ from gleanrl.data.specs.base import (
     on_parameters,
     outcome,
 )
-from gleanrl.data.specs.spaces import Box
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError, SpecError
+
+LARGE = 1 << 12
+"""Number of elements above which a bound with one value everywhere is stored as an expanded scalar."""
+
+
+class Box:
+    """The parameters of a spec; subclasses are dataclasses. Its tensors start with the spec's batch dimensions."""
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """Return the space with `function` applied to each of its tensors."""
+        new = object.__new__(type(self))
+        for name in _names(self):
+            value = vars(self)[name]
+            object.__setattr__(new, name, function(value) if isinstance(value, Tensor) else value)
+        return new
+
+    def clone(self) -> Self:
+        """Return an equal space that shares no memory with this one."""
+        return self.map(_copied)
+
+    def as_part(self) -> Self:
+        """Return the space for a read-only copy of a part of a spec; subclasses with settable fields refuse changes."""
+        return self.clone()
+
+    def to(self, device: torch.device | str | int) -> Self:
+        """Return the space on another device."""
+        return self.map(lambda t: t.to(device))
+
+    def __eq__(self, other: object) -> bool:
+        """Compare by content."""
+        if type(self) is not type(other):
+            return NotImplemented
+        return all(_same(vars(self)[name], vars(other)[name]) for name in _names(self))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def is_one_number(tensor: Tensor) -> bool:
+    """Return whether a tensor is a large expanded scalar, for example the bound of all elements of an image."""
+    return tensor.numel() > LARGE and not any(tensor.stride())
+
+
+def spread(bound: Tensor) -> Tensor:
+    """Return a bound with memory for each element, so that it can be changed in place.
+
+    A large expanded scalar is returned unchanged, since a copy would cost as much memory as an image.
+    """
+    return bound if is_one_number(bound) else bound.contiguous()
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    # `clone` of an expanded tensor allocates each element, and specs of images are copied often.
+    return tensor.flatten()[0].clone().expand(tensor.shape) if is_one_number(tensor) else tensor.clone()
+
+
+def _names(space: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(space)]
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and a.device == b.device and a.dtype == b.dtype and torch.equal(a, b)
+    return not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b
+
 
 # torch can't compare tensors of these dtypes. int64 holds all of their numbers, and can be compared
 _UNORDERED = (torch.uint16, torch.uint32)
@@ -141,6 +204,23 @@ def tensor_copy(value: Any, dtype: torch.dtype, device: torch.device | None) -> 
     return made
 
 
+def with_last_dimension(where: str, spec: LeafSpec, value: Tensor, shape: torch.Size) -> Tensor:
+    """Return `value` if its shape ends with `shape`; a missing last dimension of size one is added.
+
+    The dimension is added only to a value without leading dimensions.
+
+    Raises:
+        SchemaError: if the shape doesn't fit; the message starts with `where`, the name of the call.
+    """
+    if shape and shape[-1] == 1 and value.shape == shape[:-1]:
+        value = value.unsqueeze(-1)
+    if not fits(value.shape, shape):
+        raise SchemaError(
+            f"{where}: expected shape (..., {', '.join(map(str, shape))}) for {spec!r}, got {tuple(value.shape)}"
+        )
+    return value
+
+
 def check_readable(where: str, spec: LeafSpec, value: Any, safe: bool | None) -> None:
     """Check that `value` can be decoded by `spec`; with `safe`, check that it is in the domain.
 
@@ -152,7 +232,7 @@ def check_readable(where: str, spec: LeafSpec, value: Any, safe: bool | None) ->
         raise SpecError(f"{where}: {fault}")
 
 
-class LeafSpec(Unbindable, TensorSpec):
+class LeafSpec(TensorSpec):
     """A domain of tensors of one shape and dtype.
 
     Attributes:
@@ -324,20 +404,10 @@ class LeafSpec(Unbindable, TensorSpec):
 
         Only `strict` specs check the domain. With `device` None the tensor stays on the value's device.
         """
-        encoded = self._fit("encode", tensor_copy(value, self.dtype, device), self.shape)
+        encoded = with_last_dimension("encode", self, tensor_copy(value, self.dtype, device), self.shape)
         if self.strict:
             check_in("encode", self, encoded)
         return encoded
-
-    def _indices(
-        self, value: Any, shape: torch.Size, device: torch.device | None, outside: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        """Return the integers of an environment as int64 `(*lead, *shape)`; raise `SpecError` if one is `outside`."""
-        index = self._fit("encode", tensor_copy(value, torch.int64, device), shape)
-        offending = outside(index)
-        if bool(offending.any()):
-            raise SpecError(f"encode: expected choices of {self!r}, {first_offender(offending, index)}")
-        return index
 
     def _decoded(self, value: Tensor) -> np.ndarray:
         """Return a detached CPU tensor as the array that an environment takes."""
@@ -362,7 +432,7 @@ class LeafSpec(Unbindable, TensorSpec):
         return self._replaced(shape=torch.Size(sizes), space=self.space.map(lambda t: t.narrow(dim, 0, 1)))
 
     def as_part(self) -> Self:
-        """Make this spec and its parts read-only, and return it; see `TensorSpec.as_part`."""
+        """Make this spec and its space read-only, and return it; see `TensorSpec.as_part`."""
         self.space = self.space.as_part()
         return super().as_part()
 
@@ -391,20 +461,3 @@ class LeafSpec(Unbindable, TensorSpec):
         if outside is None or not bool(outside.any()):
             return None
         return f"expected {self!r}, {first_offender(outside, value)}"
-
-    def _fit(self, name: str, value: Tensor, shape: torch.Size) -> Tensor:
-        """Return `value` if its shape ends with `shape`; a missing last dimension of size one is added.
-
-        The dimension is added only to a value without leading dimensions.
-
-        Raises:
-            SchemaError: if the shape doesn't fit; the message starts with `name`, the name of the call.
-        """
-        if shape and shape[-1] == 1 and value.shape == shape[:-1]:
-            value = value.unsqueeze(-1)
-        if not fits(value.shape, shape):
-            raise SchemaError(
-                f"{name}: expected shape (..., {', '.join(map(str, shape))}) for {self!r}, "
-                f"got {tuple(value.shape)}"
-            )
-        return value

@@ -17,7 +17,6 @@ from gleanrl.data.specs.base import (
     DeviceLike,
     TensorSpec,
     Transform,
-    Unbindable,
     as_size,
     blank,
     concrete,
@@ -27,7 +26,7 @@ from gleanrl.data.specs.base import (
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError
 
 
-class NonTensor(Unbindable, TensorSpec):
+class NonTensor(TensorSpec):
     """A domain of strings and other objects that tensordict wraps as non-tensor data; `shape` is the batch size.
 
     Objects that aren't wrapped yet are in the domain, too. `rand`, `zero` and `one` return the example. `encode` wraps
@@ -267,7 +266,7 @@ def _stacked(data: Any, ndim: int, device: torch.device | None) -> Any:
     return NonTensorStack(*[_stacked(each, ndim - 1, device) for each in data])
 
 
-class Choice(Unbindable, TensorSpec):
+class Choice(TensorSpec):
     """The union of several domains with the same kind, shape, dtype and device.
 
     `rand` picks one of the choices uniformly, and draws all values from it. `zero`, `one` and `project` use the first
@@ -313,11 +312,9 @@ class Choice(Unbindable, TensorSpec):
         """The number of leading dimensions that shape operations may touch."""
         return self.choices[0].batch_ndim
 
-    def as_part(self) -> Self:
-        """Make this spec and its parts read-only, and return it; see `TensorSpec.as_part`."""
-        for choice in self.choices:
-            choice.as_part()
-        return super().as_part()
+    def _parts(self) -> Sequence[TensorSpec]:
+        """Return the choices."""
+        return self.choices
 
     def _mapped(self, function: Callable[[TensorSpec], TensorSpec]) -> Self:
         return type(self)([function(spec) for spec in self.choices])
@@ -373,10 +370,6 @@ class Choice(Unbindable, TensorSpec):
     def to(self, dest: torch.dtype | DeviceLike) -> Self:
         """Return the spec for another device or dtype."""
         return self._mapped(lambda spec: spec.to(dest))
-
-    def clone(self) -> Self:
-        """Return a spec of clones of the choices."""
-        return self._mapped(lambda spec: spec.clone())
 
     def _reshaped(self, transform: Transform) -> Self:
         return self._mapped(lambda spec: spec._reshaped(transform))

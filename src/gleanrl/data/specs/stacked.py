@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -19,16 +19,16 @@ from gleanrl.data.specs.base import (
     DeviceLike,
     TensorSpec,
     Transform,
-    Unbindable,
     combinations,
     repeated,
     stack,
 )
 from gleanrl.data.specs.boxes import Unbounded
-from gleanrl.data.specs.choices import ChoiceSpec
+from gleanrl.data.specs.categorical import ChoiceSpec
 from gleanrl.data.specs.composite import Composite
+from gleanrl.data.specs.leaf import LeafSpec
 from gleanrl.data.specs.mapping import Entry, SpecMapping, projected, require_unlocked
-from gleanrl.data.specs.non_tensor import Choice, NonTensor
+from gleanrl.data.specs.non_tensor import NonTensor
 from gleanrl.errors import (
     IndexRangeError,
     InvalidArgumentError,
@@ -42,12 +42,9 @@ def without_examples(spec: Any) -> Any:
     """Return a spec whose non-tensors have no examples, for comparisons; the spec itself if it has no examples."""
     if type(spec) is NonTensor:
         return spec.without_example()
-    if isinstance(spec, StackedMembers):
-        members = [without_examples(member) for member in spec.specs]
-        return spec if all(map(is_, members, spec.specs)) else type(spec)(*members, dim=spec.stack_dim)
-    if isinstance(spec, SpecMapping):
-        bare = {name: without_examples(entry) for name, entry in spec.items()}
-        return spec if all(bare[name] is entry for name, entry in spec.items()) else spec.empty().update(bare)
+    if isinstance(spec, (StackedMembers, SpecMapping)):
+        bare = spec._mapped(without_examples)
+        return spec if all(map(is_, bare._parts() or (), spec._parts() or ())) else bare
     return spec
 
 
@@ -205,26 +202,17 @@ class StackedMembers(TensorSpec):
     def to(self, dest: torch.dtype | DeviceLike) -> Self:
         """Return the stack for another device or dtype; the stack itself if `dest` changes nothing."""
         moved = [spec.to(dest) for spec in self.specs]
-        if all(new is old for new, old in zip(moved, self.specs, strict=True)):
-            return self
-        return self._of(moved)
+        return self if all(map(is_, moved, self.specs)) else type(self)(*moved, dim=self.stack_dim)
 
-    def clone(self) -> Self:
-        """Return an equal stack that shares no memory with this one."""
-        return self._of([spec.clone() for spec in self.specs])
-
-    def _of(self, specs: Sequence[Any]) -> Self:
-        """Return a stack of the members `specs` along the same dimension."""
-        return type(self)(*specs, dim=self.stack_dim)
+    def _mapped(self, function: Callable[[TensorSpec], TensorSpec]) -> Self:
+        return type(self)(*map(function, self.specs), dim=self.stack_dim)
 
     def _reshaped(self, transform: Transform) -> Any:
         return restacked(self, transform)
 
-    def as_part(self) -> Self:
-        """Make this spec and its parts read-only, and return it; see `TensorSpec.as_part`."""
-        for spec in self.specs:
-            spec.as_part()
-        return super().as_part()
+    def _parts(self) -> Sequence[TensorSpec]:
+        """Return the members."""
+        return self.specs
 
     def unbind(self, dim: int = 0) -> tuple[Any, ...]:
         """Return the members themselves along the dimension of the stack, and copies along other dimensions."""
@@ -278,7 +266,7 @@ class StackedMembers(TensorSpec):
         return f"{type(self).__name__}(\n{members}    dim={self.stack_dim})"
 
 
-class Stacked(Unbindable, StackedMembers):
+class Stacked(StackedMembers):
     """Leaf specs of one dtype that differ in domain or in their last dimensions, stacked along a dimension.
 
     Where the members' shapes differ, `shape` has -1. Then values are nested tensors (`torch.nested`), which can be
@@ -422,7 +410,7 @@ class StackedComposite(StackedMembers, SpecMapping):
         Raises:
             InvalidTypeError: if the first dimension may have any size.
         """
-        return Unbindable.__len__(self)  # type: ignore[arg-type]
+        return TensorSpec.__len__(self)
 
     def repr_exclusive_keys(self) -> str:
         """Return text that lists the entries that only some members have."""
@@ -508,18 +496,14 @@ TORCH_FUNCTIONS[torch.stack] = stack_specs
 
 def leaves_of(spec: Any) -> Iterator[TensorSpec]:
     """Yield the leaf specs in a spec: in composites, in the members of stacks, and among choices."""
-    if isinstance(spec, StackedMembers):
-        parts: Any = spec.specs
-    elif isinstance(spec, Choice):
-        parts = spec.choices
-    elif isinstance(spec, SpecMapping):
-        parts = spec.values()
-    else:
-        if spec is not None:
-            yield spec
-        return
-    for part in parts:
-        yield from leaves_of(part)
+    parts = None
+    if isinstance(spec, TensorSpec) and not isinstance(spec, LeafSpec):
+        parts = spec._parts()
+    if parts is not None:
+        for part in parts:
+            yield from leaves_of(part)
+    elif spec is not None:
+        yield spec
 
 
 def is_masked(spec: TensorSpec) -> bool:
@@ -537,13 +521,10 @@ def without_masks(spec: TensorSpec) -> TensorSpec:
     if isinstance(spec, StackedMembers):
         merged: TensorSpec = stack([without_masks(member) for member in spec.specs], spec.stack_dim)
         return merged
-    if isinstance(spec, Choice):
-        return type(spec)([without_masks(choice) for choice in spec.choices])
+    if spec._parts() is not None:
+        return spec._mapped(without_masks)
     new = spec.clone()
-    if isinstance(new, SpecMapping):
-        for name, entry in new.items():
-            new.set(name, entry if entry is None else without_masks(entry))
-    elif isinstance(new, ChoiceSpec):
+    if isinstance(new, ChoiceSpec):
         new.update_mask(None)
     return new
 

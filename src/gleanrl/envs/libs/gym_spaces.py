@@ -46,7 +46,7 @@ from gleanrl.data.specs import (
     TensorSpec,
     Unbounded,
 )
-from gleanrl.data.specs.spaces import LARGE
+from gleanrl.data.specs.leaf import LARGE
 from gleanrl.envs.libs.gym_codecs import (
     Array,
     ArrayCodec,

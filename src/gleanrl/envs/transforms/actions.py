@@ -24,7 +24,7 @@ from gleanrl.data.specs import (
     OneHot,
     TensorSpec,
 )
-from gleanrl.data.specs.choices import ChoiceSpec
+from gleanrl.data.specs.categorical import ChoiceSpec
 from gleanrl.envs.transforms.base import Transform, missing_key
 from gleanrl.envs.transforms.episodic import Following
 from gleanrl.envs.transforms.row_view import Record, trailing
