@@ -290,7 +290,6 @@ MOVED: dict[str, str] = {
 """Old module -> new module, or new package."""
 
 RENAMED: dict[str, str] = {
-    "gleanrl.checkpoint.earlier.Table": "SegmentTable",
     "gleanrl.checkpoint.segments.Layout": "SegmentLayout",
     "gleanrl.checkpoint.segments.Source": "SavedRows",
     "gleanrl.checkpoint.values.Pieces": "ArrayPieces",

@@ -87,6 +87,9 @@ def test_every_field_of_a_state_is_checked(ndim, fresh, tmp_path):
     ):
         with pytest.raises(SchemaError, match="vacated"):
             storage.load_state_dict({**good, "vacated": value})
+    for value in (1, None):
+        with pytest.raises(SchemaError, match="overwritten"):
+            storage.load_state_dict({**good, "overwritten": value})
     for state in ({}, torch.arange(3), None):
         with pytest.raises(SchemaError, match="load_state_dict"):
             storage.load_state_dict(state)

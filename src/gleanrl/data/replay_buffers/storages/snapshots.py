@@ -39,7 +39,7 @@ class RingState:
     rows_written: int
     ordered: bool
     overwritten: bool
-    """See `Slots.overwritten`. True if an earlier release saved the state, because that didn't record it."""
+    """See `Slots.overwritten`. Saved if it differs from whether the ring is full, which is its default."""
     seams: torch.Tensor
     """Slots of the rows that begin a piece (see `Seams`), ``(n,)`` int64."""
 
@@ -78,12 +78,13 @@ class StorageState(RingState):
         return self.num_steps * prod(self.batch_shape)
 
     def plain(self) -> dict[str, Any]:
-        """Return the fields as plain values, without `content`, `moved`, and `vacated` or `seams` if they are empty.
+        """Return the fields as plain values, without `content` and `moved`, and without those that have their default.
 
         The generations aren't copied.
         """
         empty = {name for name in ("vacated", "seams") if not getattr(self, name).numel()}
-        left_out = {"content", "moved", *empty}
+        as_usual = {"overwritten"} if self.overwritten == (self.num_steps == self.capacity_steps) else ()
+        left_out = {"content", "moved", *empty, *as_usual}
         fields = {name: value for name, value in vars(self).items() if name not in left_out}
         return {**fields, "batch_shape": list(self.batch_shape), "version": version_state(self.version)}
 
@@ -113,7 +114,7 @@ class StorageState(RingState):
             end=reader.integer("end"),
             rows_written=reader.integer("rows_written"),
             ordered=reader.flag("ordered"),
-            overwritten="overwritten" not in reader or reader.flag("overwritten"),
+            overwritten=False,
             seams=torch.empty(0, dtype=torch.int64, device="cpu"),
             version=_version(reader),
             generations=torch.empty(0, dtype=torch.int64, device="cpu"),
@@ -129,6 +130,8 @@ class StorageState(RingState):
             )
         if read.rows_written < read.rows:
             raise reader.wrong("rows_written", f"at least the {read.rows} stored")
+        overwritten = reader.flag("overwritten") if "overwritten" in reader else read.num_steps == capacity
+        read = replace(read, overwritten=overwritten) if overwritten else read
         if "seams" in reader:
             seams = reader.tensor("seams", torch.int64, (None,))
             if seams.numel() and not 0 <= int(seams.min()) <= int(seams.max()) < read.rows:
