@@ -39,7 +39,7 @@ POLICY = nn.Linear(3, 1)
 PRIVATE_HOOKS = {
     *EXTENSION_POINTS,
     *("_get_server_weights", "_maybe_map_weights", "_sync_weights_with_worker"),  # of weight updaters
-    *("_copy_span", "_copy_slots", "_pick", "_forget", "_start_copy", "_empty"),  # of storages
+    *("_copy_span", "_copy_slots", "_pick", "_forget", "_current_content", "_empty"),  # of storages
     *("_plain_content", "_parse_content", "_take_content"),
     *("_add", "_extend", "_sample"),  # of buffers
 }

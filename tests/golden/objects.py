@@ -247,7 +247,6 @@ NOT_MADE = {
         *(
             extending.Actor,
             extending.Allocator,
-            extending.ContentCopy,
             extending.Follower,
             extending.Stateful,
         ),

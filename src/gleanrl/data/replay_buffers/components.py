@@ -20,7 +20,7 @@ from gleanrl.data.replay_buffers.storages.adapter import as_storage
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.lists import ListStorage
 from gleanrl.data.replay_buffers.storages.shared import SharedTensorStorage, share
-from gleanrl.data.replay_buffers.storages.snapshots import Ahead, StorageState
+from gleanrl.data.replay_buffers.storages.snapshots import StorageState
 from gleanrl.data.replay_buffers.transform_pipeline import Pipeline
 from gleanrl.data.replay_buffers.writers.adapter import as_writer
 from gleanrl.data.replay_buffers.writers.base import ImmutableDatasetWriter, Writer
@@ -261,25 +261,21 @@ class Parts(Stateful[PartsState]):
         self.sampler.random.begin()  # seeds an unused generator now, so that the copy gets the same seed
         return {**self.__dict__, "_owner": None, "writes": False}
 
-    def snapshot(self, ahead: Ahead | None = None) -> PartsState:
-        """Return the state of all parts at one moment.
-
-        Args:
-            ahead: a copy of the storage begun without the lock (see `Storage.copy_ahead`); None to copy under the lock.
-        """
+    def snapshot(self) -> PartsState:
+        """Return the state of all parts at one moment. The caller holds the buffer's lock."""
         storage = self.storage
         self.sampler.follow(storage)
         return PartsState(
-            storage.snapshot(ahead),
+            storage.snapshot(),
             self.sampler.snapshot(),
             self.writer.snapshot(),
             self.transforms.snapshot(),
         )
 
-    def plain(self, value: PartsState) -> dict[str, Any]:
-        """Return a snapshot as plain values and private tensors."""
+    def plain(self, value: PartsState, live: bool) -> dict[str, Any]:
+        """Return a snapshot as plain values and private tensors; see `Storage.plain_state` for `live`."""
         return {
-            "_storage": self.storage.plain_state(value.storage),
+            "_storage": self.storage.plain_state(value.storage, live),
             "_sampler": plain_state(value.sampler),
             "_writer": plain_state(value.writer),
             "_transforms": list(value.transforms),

@@ -16,7 +16,6 @@ from gleanrl.data.replay_buffers.components import Parts, PartsState
 from gleanrl.data.replay_buffers.lock import BufferLock
 from gleanrl.data.replay_buffers.prefetch import Fetched, PendingSample, PendingState, Prefetcher
 from gleanrl.data.replay_buffers.samplers.base import SamplerState, all_rows
-from gleanrl.data.replay_buffers.storages.snapshots import Ahead
 from gleanrl.errors import EmptyBufferError, SchemaError
 
 Keys = tuple[NestedKey, ...]
@@ -443,20 +442,14 @@ class Draws(Stateful[DrawsState]):
     def _counts(self) -> RateCounts | None:
         return None if self._gate.limiter is None else self._gate.limiter.snapshot()
 
-    def snapshot(self, ahead: Ahead | None = None) -> DrawsState:
-        """Return the parts' state and the batches drawn ahead.
-
-        Records are copied without the lock. Under the lock, only rows that were written meanwhile are copied again.
-
-        Args:
-            ahead: a copy that has begun (see `Storage.begin_snapshot`); None begins one here.
-        """
-        ahead, prefetcher = ahead or self._parts.storage.copy_ahead(), self.prefetcher
+    def snapshot(self) -> DrawsState:
+        """Return the parts' state and the batches drawn ahead. See `Storage.snapshot` for the time under the lock."""
+        prefetcher = self.prefetcher
         with self._gate.lock:
             tickets = None
             if prefetcher is not None:
                 prefetcher.forget_gone()
-            parts = self._parts.snapshot(ahead)
+            parts = self._parts.snapshot()
             if prefetcher is not None:
                 tickets = tuple(ticket.value() for ticket in prefetcher)
             before = parts.storage.rows_written - self.write_count
@@ -464,14 +457,14 @@ class Draws(Stateful[DrawsState]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain values and private tensors."""
-        return self._plain(self.snapshot())
+        return self._plain(self.snapshot(), live=False)
 
     def checkpoint_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint, whose records may be copied later, while they are saved."""
-        return self._plain(self.snapshot(self._parts.storage.begin_snapshot()))
+        return self._plain(self.snapshot(), live=True)
 
-    def _plain(self, value: DrawsState) -> dict[str, Any]:
-        state = self._parts.plain(value.parts)
+    def _plain(self, value: DrawsState, live: bool) -> dict[str, Any]:
+        state = self._parts.plain(value.parts, live)
         if value.written_before:
             state["_written_before"] = value.written_before
         if value.counts is not None:

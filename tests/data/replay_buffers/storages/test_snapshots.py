@@ -6,10 +6,10 @@ import threading
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorStack, TensorDict
 
 from gleanrl.data import LazyMemmapStorage, LazyTensorStorage, ListStorage, ReplayBuffer
-from gleanrl.data.replay_buffers.storages.table import Table
+from gleanrl.data.replay_buffers.storages import copy_on_write
 from tests.data.replay_buffers.oracle import fill
 
 
@@ -30,9 +30,10 @@ def check(state: dict, written: int) -> None:
     assert state["generations"].tolist() == [-(-(newest + 1 - slot) // size) for slot in range(len(n))]
 
 
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage])
-def test_snapshots_during_writes_show_one_moment(kind):
-    buffer = ReplayBuffer(storage=kind(2000), batch_size=2)
+def test_snapshots_during_writes_show_one_moment(kind, shared):
+    buffer = ReplayBuffer(storage=kind(2000), batch_size=2, shared=shared)
     written, stop = [0], threading.Event()
     buffer.extend(steps(0, 50))
     written[0] = 50
@@ -63,15 +64,14 @@ def test_snapshots_during_writes_show_one_moment(kind):
 def test_writers_dont_wait_while_a_snapshot_is_copied(filled, monkeypatch):
     buffer = ReplayBuffer(storage=LazyTensorStorage(1000), batch_size=2)
     buffer.extend(steps(0, filled))
-    copy_rows, copying, wrote = Table.copy_rows, threading.Event(), threading.Event()
+    copy_of, copying, wrote = copy_on_write.copy_of, threading.Event(), threading.Event()
 
-    def slow(table: Table, *arguments: object) -> None:
-        if not copying.is_set():
-            copying.set()
-            assert wrote.wait(20), "the writer waited for the copy"
-        copy_rows(table, *arguments)
+    def slow(column: torch.Tensor, rows: int) -> torch.Tensor:
+        copying.set()
+        assert wrote.wait(20), "the writer waited for the copy"
+        return copy_of(column, rows)
 
-    monkeypatch.setattr(Table, "copy_rows", slow)
+    monkeypatch.setattr(copy_on_write, "copy_of", slow)
     found = []
     snapshot = threading.Thread(target=lambda: found.append(buffer.storage.state_dict()))
     snapshot.start()
@@ -79,40 +79,51 @@ def test_writers_dont_wait_while_a_snapshot_is_copied(filled, monkeypatch):
     buffer.extend(steps(filled, 30))
     wrote.set()
     snapshot.join()
-    check(found[0], filled + 30)
-    assert found[0]["rows_written"] == filled + 30
+    check(found[0], filled)
+    assert found[0]["rows_written"] == filled
 
 
-def test_a_snapshot_that_was_copied_ahead_is_of_the_moment_when_it_is_taken(monkeypatch):
-    storage = LazyTensorStorage(10_000)
-    fill(storage, steps(0, 8000))
-    ahead = storage.copy_ahead()
-    fill(storage, steps(8000, 2000), 8000)
-    fill(storage, steps(5, 1), 5)
-    copied = []
-    copy_rows = Table.copy_rows
-    monkeypatch.setattr(
-        Table, "copy_rows", lambda table, to, a, b: (copied.append((a, b)), copy_rows(table, to, a, b))
-    )
-    n = storage.snapshot(ahead).content.columns[0]
-    assert n.tolist() == list(range(10_000)) and copied == [(0, 10_000)]
-    ahead = storage.copy_ahead()
-    del copied[:]
-    fill(storage, steps(70, 5), 70)
-    assert storage.snapshot(ahead).content.columns[0].tolist() == list(range(10_000)) and copied == [(70, 75)]
-    ahead = storage.copy_ahead()
-    storage.clear()
-    fill(storage, steps(3, 2))
-    assert storage.snapshot(ahead).content.columns[0].tolist() == [3, 4]
+def texts(start: int) -> TensorDict:
+    return steps(start, 3).set("text", NonTensorStack(*(f"row {n}" for n in range(start, start + 3))))
 
 
-def test_a_copy_that_began_before_the_first_write():
+@pytest.mark.parametrize("change", ["write", "write slots", "clear", "load"])
+@pytest.mark.parametrize(
+    ("kind", "records"),
+    [
+        (LazyTensorStorage, lambda start: steps(start, 3)),
+        (LazyTensorStorage, texts),
+        (ListStorage, lambda start: [{"n": n} for n in range(start, start + 3)]),
+    ],
+)
+def test_snapshot_is_of_the_moment_when_it_was_taken(kind, records, change):
+    storage, other = kind(5), kind(5)
+    fill(storage, records(0))
+    fill(other, records(20))
+    loaded = other.state_dict()
+    value = storage.snapshot()
+    {
+        "write": lambda: fill(storage, records(7), 2),
+        "write slots": lambda: storage.set([2, 0, 1], records(7)),
+        "clear": lambda: (storage.clear(), fill(storage, records(7))),
+        "load": lambda: storage.load_state_dict(loaded),
+    }[change]()
+    again = kind(5)
+    again.load_state_dict(storage.plain_state(value))
+    expected = kind(5)
+    fill(expected, records(0))
+    found, wanted = again.get(slice(None)), expected.get(slice(None))
+    assert found == wanted if kind is ListStorage else (found == wanted).all()
+    again.check_valid()
+
+
+def test_snapshot_before_the_first_write_is_empty():
     for storage, data in ((LazyTensorStorage(5), torch.arange(3)), (ListStorage(5), [0, 1, 2])):
-        ahead = storage.copy_ahead()
+        value = storage.snapshot()
         fill(storage, data)
         fresh = type(storage)(5)
-        fresh.adopt(storage.snapshot(ahead))
-        assert [int(row) for row in fresh] == [0, 1, 2]
+        fresh.load_state_dict(storage.plain_state(value))
+        assert len(fresh) == 0
         fresh.check_valid()
 
 
@@ -120,10 +131,19 @@ def test_objects_are_copied_and_keep_their_references_to_each_other():
     storage = ListStorage(5)
     shared = [1]
     fill(storage, [shared, shared, 3])
-    ahead = storage.copy_ahead()
+    value = storage.snapshot()
     fill(storage, ["new", "more"], 2)
-    items = storage.snapshot(ahead).content
-    assert items == [[1], [1], "new", "more"] and items[0] is items[1] is not shared
+    items = storage.copied(value).content
+    assert items == [[1], [1], 3] and items[0] is items[1] is not shared
+
+
+def test_saving_a_state_keeps_the_marks_of_earlier_checkpoints():
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=2)
+    buffer.extend(steps(0, 100))
+    first = buffer.storage.checkpoint_dict()["columns"]
+    for _ in range(20):
+        buffer.state_dict()
+    assert buffer.storage.checkpoint_dict()["columns"].unchanged(first.identity).all()
 
 
 def test_files_of_a_state_that_was_parsed_and_not_adopted_go(tmp_path):

@@ -16,7 +16,7 @@ from gleanrl.data.replay_buffers.storages.base import Prepared, Storage, count_a
 from gleanrl.data.replay_buffers.storages.indexing import is_position, position, steps_at
 from gleanrl.data.replay_buffers.storages.lists import collate
 from gleanrl.data.replay_buffers.storages.record_formats import swap_batch_dims
-from gleanrl.data.replay_buffers.storages.snapshots import Ahead, ContentCopy, StorageState
+from gleanrl.data.replay_buffers.storages.snapshots import StorageState
 from gleanrl.errors import InvalidTypeError, SchemaError, UnsupportedError
 
 # A view's class derives from the user's class too (see `view_of`), so `super()` finds a concrete method there.
@@ -181,12 +181,15 @@ class StorageAdapter(Adapter, Storage):
         shape = (self.capacity_steps, *self.batch_shape)
         return torch.unravel_index(torch.as_tensor(slots, device="cpu"), shape)
 
-    def begin_snapshot(self) -> Ahead:
-        """Begin a snapshot for a checkpoint. If the user's class overrides `state_dict`, its state is copied whole."""
-        return self.copy_ahead() if "state_dict" in self.own else super().begin_snapshot()
+    def _current_content(self) -> Any:
+        """Return a deep copy of the state that the user's storage returns, if its class overrides `state_dict`."""
+        return (
+            copy.deepcopy(self.part.state_dict()) if "state_dict" in self.own else super()._current_content()
+        )
 
-    def _start_copy(self) -> ContentCopy | None:
-        return _PartCopy(self.part) if "state_dict" in self.own else super()._start_copy()
+    def copied(self, value: StorageState) -> StorageState:
+        """Return a snapshot with its records in private memory (see `Storage.copied`)."""
+        return value if "state_dict" in self.own else super().copied(value)
 
     def _plain_content(self, content: Any) -> dict[str, Any]:
         return {"content": content} if "state_dict" in self.own else super()._plain_content(content)
@@ -206,21 +209,6 @@ class StorageAdapter(Adapter, Storage):
             self.part.load_state_dict(copy.deepcopy(content))
         else:
             super()._take_content(content, rows)
-
-
-class _PartCopy(ContentCopy):
-    """A deep copy of the state that the user's storage returns."""
-
-    def __init__(self, part: Any) -> None:
-        self._part = part
-        self._state: Any = None
-
-    def take(self, rows: int, spans: list[tuple[int, int]]) -> None:
-        if spans:
-            self._state = copy.deepcopy(self._part.state_dict())
-
-    def done(self, rows: int) -> Any:
-        return self._state
 
 
 def _collated(records: Any) -> Any:

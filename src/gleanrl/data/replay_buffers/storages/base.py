@@ -29,7 +29,7 @@ from gleanrl.data.replay_buffers.checkpointers.hooks import check_load_hook, sav
 from gleanrl.data.replay_buffers.storages.copy_on_write import CowSnapshot, preserve
 from gleanrl.data.replay_buffers.storages.indexing import is_position, position, ranges_of, steps_at
 from gleanrl.data.replay_buffers.storages.slots import Slots, announce, living
-from gleanrl.data.replay_buffers.storages.snapshots import Ahead, ContentCopy, Copying, StorageState
+from gleanrl.data.replay_buffers.storages.snapshots import LiveRecords, StorageState
 from gleanrl.errors import GleanError, IndexRangeError, InvalidTypeError, SchemaError, UnsupportedError
 
 
@@ -385,32 +385,16 @@ class Storage(Slots, Stateful[StorageState]):
             f"keys: a {type(self).__name__} has no columns; leave out keys, or use a tensor storage"
         )
 
-    def begin_snapshot(self) -> Ahead:
-        """Begin a snapshot for a checkpoint, while other threads keep writing: see `copy_ahead`.
-
-        Its content may be a copy-on-write snapshot. Each row of that is copied when it is saved, or before a writer
-        overwrites it.
-        """
-        return self.copy_ahead()
-
-    def copy_ahead(self) -> Copying:
-        """Begin a snapshot by copying the records without the buffer's lock.
-
-        `snapshot` then takes the lock and copies only the rows that were written meanwhile.
-        """
-        return Copying(self, self._start_copy).ahead()
-
-    def snapshot(self, ahead: Ahead | None = None) -> StorageState:
+    def snapshot(self) -> StorageState:
         """Return the stored records and counters at one moment.
 
-        Writers wait only while the rows that they wrote meanwhile are copied again.
-
-        Args:
-            ahead: the result of `copy_ahead`; None to copy everything in this call.
+        Writers wait only for a few instructions, if the storage's class can refer to its records. Tensor storages
+        return a copy-on-write snapshot. Storages that processes share, and storages of users with their own
+        `state_dict`, copy all records in this call.
         """
-        copying = ahead or self.copy_ahead()
         with self.guard():
-            content, counted = copying.end()
+            content = self._current_content()
+            counted = 0 if isinstance(content, LiveRecords) else len(self)
             return StorageState(
                 num_steps=self.num_steps,
                 end=self._end,
@@ -431,8 +415,18 @@ class Storage(Slots, Stateful[StorageState]):
         """Record which checkpoint holds the content that was just loaded."""
 
     @abstractmethod
-    def _start_copy(self) -> ContentCopy | None:
-        """Return an empty copy for the present content; None if there is no schema yet."""
+    def _current_content(self) -> Any:
+        """Return the present records as a snapshot's content; None if there is no schema yet.
+
+        The caller holds the buffer's lock. Later writes must not change the content.
+        """
+
+    def copied(self, value: StorageState) -> StorageState:
+        """Return a snapshot with its records in private memory, which the caller may change. May be called once.
+
+        Call it without the buffer's lock, because it copies all records.
+        """
+        return value
 
     @abstractmethod
     def _plain_content(self, content: Any) -> dict[str, Any]:
@@ -461,10 +455,17 @@ class Storage(Slots, Stateful[StorageState]):
         """
         if overridden(self, "state_dict", of=Storage):
             return self.state_dict()
-        return self.plain_state(self.snapshot(self.begin_snapshot()))
+        return self.plain_state(self.snapshot(), live=True)
 
-    def plain_state(self, value: StorageState) -> dict[str, Any]:
-        """Return a snapshot as plain values and tensors, without copying the tensors."""
+    def plain_state(self, value: StorageState, live: bool = False) -> dict[str, Any]:
+        """Return a snapshot as plain values and tensors.
+
+        Args:
+            value: the snapshot, which is used up.
+            live: whether the state is for a checkpoint. Its rows and objects may then be copied later, while they are
+                saved. Otherwise they are copied in this call (see `copied`).
+        """
+        value = value if live else self.copied(value)
         return {**value.plain(), **self._plain_content(value.content)}
 
     def parse(self, state: Any) -> StorageState:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from gleanrl._arrays.schema import numpy_dtype
 from gleanrl._checkpoint.row_segments import Array, SavedRows, SegmentLayout, bytes_of, rows_at, rows_of
 from gleanrl._os.clock import sleep
 from gleanrl._os.hugepages import mapped
@@ -256,6 +257,35 @@ class CowSnapshot(SavedRows):
         self._reuse(saved)
         return data
 
+    def copies(self) -> list[torch.Tensor]:
+        """Return all columns in new memory on their devices, ``[rows, *shape]`` each, and close the snapshot.
+
+        Writers never wait for it: each column is copied whole, and the copies of changed rows replace torn ones at the
+        end. They need memory for the rows that are written meanwhile. May be called once.
+        """
+        try:
+            self._reading()
+            columns = [copy_of(column, self.layout.rows) for column in self._columns]
+            with self._lock:
+                saved = {number: self._release(number) for number in range(self.layout.count)}
+            for number, pieces in saved.items():
+                for piece, copied in pieces.items():
+                    self._restore(columns, copied, *self._span(number, piece))
+        finally:
+            self.close()
+        return columns
+
+    def _restore(self, columns: list[torch.Tensor], copied: Array, start: int, stop: int) -> None:
+        """Replace the rows ``[start, stop)``, which a writer may have changed, by the copy of their bytes."""
+        at = 0
+        for column, width in zip(columns, self.layout.widths, strict=True):
+            rows, part = column[start:stop], copied[at : at + (stop - start) * width]
+            at += part.size
+            if column.is_cpu:
+                bytes_of(rows)[:] = part
+            else:
+                rows.copy_(torch.from_numpy(part.copy()).view(column.dtype).view(rows.shape))
+
     def give(self, data: Array) -> None:
         """Take back memory that `take` returned, for reuse."""
         if isinstance(data.base, np.ndarray):
@@ -310,6 +340,17 @@ class CowSnapshot(SavedRows):
             # One by one: all other threads would wait for the interpreter lock while everything is released at once.
             while memory:
                 memory.popitem() if isinstance(memory, dict) else memory.pop()
+
+
+def copy_of(column: torch.Tensor, rows: int) -> torch.Tensor:
+    """Return a copy of the first rows of a column, on its device, alone in its torch storage.
+
+    Saving a tensor saves its whole torch storage. NumPy's memory isn't zeroed first, and uses large pages.
+    """
+    if not column.is_cpu:
+        return column[:rows].clone()
+    array: Array = np.empty((rows, *column.shape[1:]), numpy_dtype(column.dtype))
+    return torch.from_numpy(array).view(column.dtype).copy_(column[:rows])
 
 
 def _overlay(data: Array, rows: Array, begin: int, saved: Array) -> None:

@@ -6,6 +6,7 @@ import copy
 import inspect
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from gleanrl._util import integer, optional_callable
 from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
 from gleanrl.data.replay_buffers.storages.indexing import basic_index, slots_at
 from gleanrl.data.replay_buffers.storages.slots import UNBOUNDED
-from gleanrl.data.replay_buffers.storages.snapshots import Ahead, AtEnd, ContentCopy, StorageState
+from gleanrl.data.replay_buffers.storages.snapshots import StorageState
 from gleanrl.errors import (
     EmptyBufferError,
     InvalidArgumentError,
@@ -180,18 +181,13 @@ class ListStorage(Storage):
         """Return several objects in the form that `get` returns."""
         return items
 
-    def begin_snapshot(self) -> Ahead:
-        """Begin a snapshot that refers to the stored objects.
+    def _current_content(self) -> Items:
+        """Return references to the objects, because writers replace objects and never change them."""
+        return Items(list(self._items))
 
-        It needs no copies, because writers replace objects and never change them.
-        """
-        return AtEnd(self._current_items)
-
-    def _current_items(self) -> tuple[Items, int]:
-        return Items(list(self._items)), len(self)
-
-    def _start_copy(self) -> ContentCopy:
-        return _ItemsCopy(self._items)
+    def copied(self, value: StorageState) -> StorageState:
+        """Return a snapshot with deep copies of the objects, which keep their references to each other."""
+        return replace(value, content=_copied(value.content.make()))
 
     def _plain_content(self, content: list[Any] | Items) -> dict[str, Any]:
         return {"items": content, "compressed": True} if self._compresses else {"items": content}
@@ -225,22 +221,6 @@ class ListStorage(Storage):
         """Return a text with the class and the size."""
         most = "any number of" if self.max_size == UNBOUNDED else self.max_size
         return f"{type(self).__name__}({len(self)} of {most} objects)"
-
-
-class _ItemsCopy(ContentCopy):
-    """Deep copies of objects. Objects that are copied in one round keep their references to each other."""
-
-    def __init__(self, items: list[Any]) -> None:
-        self._items = items
-        self._copies: list[Any] = []
-
-    def take(self, rows: int, spans: list[tuple[int, int]]) -> None:
-        self._copies += [None] * (rows - len(self._copies))
-        for start, stop in spans:
-            self._copies[start:stop] = _copied(self._items[start:stop])
-
-    def done(self, rows: int) -> list[Any]:
-        return self._copies[:rows]
 
 
 class _RefusingGraphs(TorchFunctionMode):

@@ -232,7 +232,7 @@ def share(storage: Storage) -> SharedTensorStorage:
         folder = storage.scratch_dir or files.system_temp_dir()
         files.make_dir(folder)
     kind, before, segment = type(storage), dict(storage.__dict__), StorageSegment(folder)
-    saved = storage.snapshot() if storage.initialized else None
+    saved = storage.copied(storage.snapshot()) if storage.initialized else None
     shared = _opened(storage, segment)
     try:
         if saved is not None:

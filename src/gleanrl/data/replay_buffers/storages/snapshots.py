@@ -1,4 +1,4 @@
-"""Snapshots of storages: all stored records and counters as one value, copied while writers keep writing.
+"""Snapshots of storages: all stored records and counters as one value.
 
 Also reads the records in a saved state, and checks them before anything changes.
 """
@@ -6,28 +6,23 @@ Also reads the records in a saved state, and checks them before anything changes
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
-import numpy as np
 import torch
 
 from gleanrl._arrays.ragged import Leaf, ObjectColumn
-from gleanrl._arrays.schema import numpy_dtype, numpy_view
 from gleanrl._checkpoint.row_segments import PrivateColumns
 from gleanrl._state.state import StateReader
 from gleanrl.data.replay_buffers.change_log import Version, version_from, version_state
-from gleanrl.data.replay_buffers.storages.copy_on_write import CowSnapshot
+from gleanrl.data.replay_buffers.storages.copy_on_write import CowSnapshot, Mark
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
 from gleanrl.data.replay_buffers.storages.record_formats import check_all_storable, format_from_state
 from gleanrl.data.replay_buffers.storages.slots import Slots
 from gleanrl.data.replay_buffers.storages.table import Table
 from gleanrl.errors import SchemaError
-
-_ROUNDS = 4  # most rounds without the lock; after these, writers are about as fast as the copying
 
 
 @dataclass(frozen=True)
@@ -56,7 +51,7 @@ class StorageState(RingState):
     version: Version | None
     """The version of this content, or of the content that it is a copy of."""
     generations: torch.Tensor
-    """Generations of the stored rows, ``(rows,)`` int64, each at least 1."""
+    """Generations of the stored rows, ``(rows,)`` int64, each at least 1; empty if `LiveRecords` have them."""
     vacated: torch.Tensor
     """Generations of the slots behind these that held rows before a clear, ``(n,)`` int64, each at least 1."""
     content: Any
@@ -219,90 +214,6 @@ def _version(reader: StateReader) -> Version | None:
     return version
 
 
-class ContentCopy(ABC):
-    """A copy of a storage's records that is updated by ranges of slots."""
-
-    @abstractmethod
-    def take(self, rows: int, spans: list[tuple[int, int]]) -> None:
-        """Copy ``[start, stop)`` ranges of slots; from now on there are `rows` rows. It takes no lock."""
-
-    @abstractmethod
-    def done(self, rows: int) -> Any:
-        """Return the first `rows` rows as a snapshot's content."""
-
-
-class Ahead(Protocol):
-    """A snapshot that has begun, and that `end` completes."""
-
-    def end(self) -> tuple[Any, int]:
-        """Complete the snapshot. The caller holds the lock of the storage's buffer.
-
-        Returns:
-            The content, and the number of rows whose generations aren't part of it.
-        """
-
-
-class AtEnd(NamedTuple):
-    """A snapshot that does all its work in `end`."""
-
-    end: Callable[[], tuple[Any, int]]
-
-
-class Copying:
-    """Copies a storage for a snapshot, in rounds, while writers keep writing.
-
-    Each round reads the storage's version under the lock of its buffer. It then copies, without the lock, the rows that
-    had changed until that version. Rows that are written meanwhile may come out torn. The version records these writes,
-    so the next round copies the rows again. The last round runs under the lock, so that the snapshot shows one moment.
-
-    Args:
-        storage: the storage to copy.
-        start: returns an empty copy for the storage's present content; None if there is no schema yet.
-    """
-
-    def __init__(self, storage: Slots, start: Callable[[], ContentCopy | None]) -> None:
-        self._storage = storage
-        self._start = start
-        self._copy: ContentCopy | None = None
-        self._version: Version | None = None
-
-    def ahead(self) -> Copying:
-        """Copy up to four rounds, until a round copies at most an eighth of the rows; return this object."""
-        for _ in range(_ROUNDS):
-            if 8 * self._round() <= len(self._storage):
-                break
-        return self
-
-    def end(self) -> tuple[Any, int]:
-        """Run the last round. The caller holds the lock of the storage's buffer.
-
-        Returns:
-            The content, and the number of rows whose generations aren't part of it.
-        """
-        self._round()
-        rows = len(self._storage)
-        return (None if self._copy is None else self._copy.done(rows)), rows
-
-    def _round(self) -> int:
-        """Copy the rows that changed since the last round; return their number."""
-        storage = self._storage
-        with storage.guard():
-            version, rows = storage.version, len(storage)
-            changes = None if self._version is None else storage.changed_since(self._version)
-            if self._copy is None or changes is None:
-                self._copy, changes = self._start(), None
-        if self._copy is None:
-            return 0
-        spans = (
-            [(0, rows)]
-            if changes is None
-            else [(c.start, min(c.stop, rows)) for c in changes if c.start < rows]
-        )
-        self._copy.take(rows, spans)
-        self._version = version
-        return sum(stop - start for start, stop in spans)
-
-
 @dataclass(frozen=True)
 class Records:
     """Records in separate columns."""
@@ -338,11 +249,25 @@ class Records:
 class LiveRecords:
     """Records in a copy-on-write snapshot, with the generations as its first column.
 
-    Each row is copied when it is saved, or before a writer overwrites it.
+    Each row is copied when it is saved, or before a writer overwrites it. Objects in lists are referred to, because
+    writers replace objects and never change them.
     """
 
     form: RecordFormat
     snapshot: CowSnapshot
+    lists: list[tuple[int, ObjectColumn]]
+    """Each list with its position among the columns, in order."""
+    mark: Mark | None
+    """The state of the storage at this moment; None if a user may change the rows through a live view."""
+
+    def copies(self) -> tuple[torch.Tensor, Records]:
+        """Return the generations and the records in private memory. May be called once."""
+        generations, *dense = self.snapshot.copies()
+        columns: list[Leaf] = [*dense]
+        for position, objects in self.lists:
+            items = copy.deepcopy(objects.items())
+            columns.insert(position, ObjectColumn.of(items, objects.shape, objects.blank))
+        return generations, Records(self.form, columns)
 
 
 def layout_fields(form: RecordFormat) -> tuple[tuple[torch.dtype, tuple[int, ...]], ...]:
@@ -400,48 +325,3 @@ def read_records(
     form.schema.check(form.schema.as_lists(leaves, lead, "load_state_dict"), lead, "load_state_dict")
     check_all_storable([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)], "load_state_dict")
     return Records(form, leaves, unshared=isinstance(columns, PrivateColumns))
-
-
-class RecordsCopy(ContentCopy):
-    """A copy of a table's rows on its device, with spare room for rows that are written meanwhile."""
-
-    def __init__(self, table: Table) -> None:
-        self._table = table
-        self._room = 0
-        self._columns: list[Leaf] = []
-
-    def take(self, rows: int, spans: list[tuple[int, int]]) -> None:
-        """Copy ranges of rows. If the copy needs larger memory, copy all rows."""
-        if rows > self._room or not self._columns:
-            self._room = min(rows + rows // 8, self._table.columns.num_rows)
-            self._columns = [_empty(self._room, column) for column in self._table.all]
-            spans = [(0, rows)]
-        for start, stop in spans:
-            self._table.copy_rows(self._columns, start, stop)
-
-    def done(self, rows: int) -> Records:
-        """Return the rows without the spare room. Objects of lists are copied here, tensors may not be.
-
-        Saving a tensor saves the whole memory of its torch storage, so the spare room would be saved too.
-        """
-        return Records(self._table.form, [_first(column, rows) for column in self._columns])
-
-
-def _empty(rows: int, like: Leaf) -> Leaf:
-    if isinstance(like, ObjectColumn):
-        return ObjectColumn.blanks((rows, *like.shape[1:]), like.blank)
-    if not like.is_cpu:
-        return torch.empty(rows, *like.shape[1:], dtype=like.dtype, device=like.device)
-    array: np.ndarray[Any, Any] = np.empty((rows, *like.shape[1:]), numpy_dtype(like.dtype))
-    return torch.from_numpy(array).view(like.dtype)
-
-
-def _first(column: Leaf, rows: int) -> Leaf:
-    if isinstance(column, ObjectColumn):
-        return ObjectColumn.of(copy.deepcopy(column[:rows].items()), column[:rows].shape, column.blank)
-    if rows == column.shape[0]:
-        return column
-    if not column.is_cpu:
-        return column[:rows].clone()
-    # A separate torch storage, because saving a tensor saves its whole torch storage.
-    return torch.from_numpy(numpy_view(column)[:rows]).view(column.dtype)

@@ -243,10 +243,13 @@ class Table:
             raise UnsupportedError(f"key {as_key(path)!r} isn't a tensor of one shape, it has no column")
         return self.columns.view(self._number(path))
 
-    def copy_rows(self, to: Sequence[Leaf], start: int, stop: int) -> None:
-        """Copy rows ``[start, stop)`` of all columns to the same rows of other columns, one for each column."""
-        for column, target in zip(self.all, to, strict=True):
-            target[start:stop].copy_(column[start:stop])
+    def list_references(self, rows: int) -> list[tuple[int, ObjectColumn]]:
+        """Return the objects in the first rows of each list, and the list's position in `all`."""
+        return [
+            (position, ObjectColumn(self.lists[path].array[:rows].copy(), self.lists[path].blank))
+            for position, path in enumerate(self.stored.paths)
+            if path in self.lists
+        ]
 
     def take(self, columns: Sequence[Leaf]) -> None:
         """Copy the rows of other columns, ``[rows, *field]``, to the first rows; use the mask if some are padding."""

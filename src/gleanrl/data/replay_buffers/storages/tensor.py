@@ -36,7 +36,7 @@ from gleanrl.data.replay_buffers.storages.allocators import (
 )
 from gleanrl.data.replay_buffers.storages.base import Prepared, Storage, count_all_as_written
 from gleanrl.data.replay_buffers.storages.columns import apart, plain, repeated
-from gleanrl.data.replay_buffers.storages.copy_on_write import CowSnapshot, Mark
+from gleanrl.data.replay_buffers.storages.copy_on_write import CowSnapshot, Mark, copy_of
 from gleanrl.data.replay_buffers.storages.indexing import basic_index, column_of, is_key, slots_at
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat, in_memory
 from gleanrl.data.replay_buffers.storages.record_formats import (
@@ -48,12 +48,8 @@ from gleanrl.data.replay_buffers.storages.record_formats import (
 )
 from gleanrl.data.replay_buffers.storages.seams import Numbers, Pieces, numbered, seam_slots
 from gleanrl.data.replay_buffers.storages.snapshots import (
-    Ahead,
-    AtEnd,
-    ContentCopy,
     LiveRecords,
     Records,
-    RecordsCopy,
     StorageState,
     read_records,
     stored_rows,
@@ -180,52 +176,57 @@ class TabledStorage(Storage):
     _alone = True  # whether only this process writes to the storage
     _marks: dict[str, Mark] = {}
 
-    def begin_snapshot(self) -> Ahead:
-        """Begin a snapshot for a checkpoint: copy-on-write, unless there are lists or other processes write."""
-        table = self._table
-        return (
-            super().begin_snapshot()
-            if table is None or table.lists or not self._alone
-            else AtEnd(self.cow_snapshot)
-        )
-
-    def cow_snapshot(self) -> tuple[Any, int]:
-        """Return a copy-on-write snapshot of the records as content (see `Ahead.end`). The caller holds the lock.
-
-        The snapshot is added to `open_snapshots`. With lists, the records are copied instead.
-        """
-        table = table_of(self)
-        if table.lists:
-            return self.copy_ahead().end()
+    def _current_content(self) -> Records | LiveRecords | None:
+        """Return the records as a copy-on-write snapshot; copy them if other processes, too, write to the storage."""
+        table, rows = self._table, len(self)
+        if table is None:
+            return None
+        if not self._alone:
+            table.columns.begin()
+            return Records(table.form, [copy_of(column, rows) for column in table.columns.columns])
         views = table.columns.live_views
+        mark = self._present()
         earlier = {
-            name: self.changed_since(mark.version)
-            for name, mark in self._marks.items()
-            if mark.num_views == views.count
+            name: self.changed_since(past.version)
+            for name, past in self._marks.items()
+            if past.num_views == views.count
         }
-        columns = [self.generations.of_all(), *table.all]
+        columns = [self.generations.of_all(), *table.columns.columns]
         start = self.end * self.rows_per_step
-        snapshot = CowSnapshot(columns, len(self), start, {} if views.alive else earlier, table.columns.begin)
-        self._mark(snapshot.identity)
+        snapshot = CowSnapshot(columns, rows, start, earlier if mark else {}, table.columns.begin)
         self.open_snapshots = (*self.open_snapshots, weakref.ref(snapshot))
-        return LiveRecords(table.form, snapshot), 0
+        return LiveRecords(table.form, snapshot, table.list_references(rows), mark)
 
-    def _mark(self, name: str) -> None:
-        """Remember the content's name in checkpoints, unless a user may change the content through a live view."""
+    def copied(self, value: StorageState) -> StorageState:
+        """Return a snapshot with its records in private memory (see `Storage.copied`)."""
+        if not isinstance(value.content, LiveRecords):
+            return value
+        generations, records = value.content.copies()
+        return replace(value, generations=generations, content=records)
+
+    def _present(self) -> Mark | None:
+        """Return the state of this moment for `_mark`; None if a user may change the content through a live view."""
         views = table_of(self).columns.live_views
-        if not views.alive:
-            last = [*self._marks.items()][1 - _MARKS :]
-            self._marks = {**dict(last), name: Mark(self.version, views.count)}
+        return None if views.alive else Mark(self.version, views.count)
+
+    def _mark(self, name: str, mark: Mark | None) -> None:
+        """Remember a checkpoint's name and the moment of its content, unless a user may have changed the content."""
+        if mark is not None:
+            self._marks = dict([*[*self._marks.items()][1 - _MARKS :], (name, mark)])
 
     def _remember(self, content: Any) -> None:
         if isinstance(content, Records) and content.identity is not None:
-            self._mark(content.identity)
+            self._mark(content.identity, self._present())
 
-    def plain_state(self, value: StorageState) -> dict[str, Any]:
-        """Return a snapshot as plain values and tensors. Rows in a copy-on-write snapshot stay in it."""
-        state = super().plain_state(value)
-        if isinstance(value.content, LiveRecords):
-            del state["generations"]
+    def plain_state(self, value: StorageState, live: bool = False) -> dict[str, Any]:
+        """Return a snapshot as plain values and tensors; with `live`, rows without lists stay in their snapshot."""
+        content = value.content
+        if not live or not isinstance(content, LiveRecords) or content.lists:
+            return super().plain_state(value)
+        with self.guard():
+            self._mark(content.snapshot.identity, content.mark)
+        state = super().plain_state(value, live=True)
+        del state["generations"]
         return state
 
     def parse(self, state: Any) -> StorageState:
@@ -290,9 +291,6 @@ class TabledStorage(Storage):
                 f"this storage's {table.form.schema!r} with batch {tuple(self.batch_shape)}; load it into a new storage"
             )
         table.columns.ready(table.columns.columns)  # raises if the columns are read-only
-
-    def _start_copy(self) -> ContentCopy | None:
-        return None if self._table is None else RecordsCopy(self._table)
 
     def _plain_content(self, content: Records | LiveRecords | None) -> dict[str, Any]:
         if content is None:
