@@ -16,6 +16,7 @@ from rich.console import Console
 from benchmarks import (
     checkpoint,
     collection,
+    datasets,
     device_replay,
     devices,
     envs,
@@ -57,6 +58,7 @@ EVERYTHING: tuple[Case | Gauge, ...] = (
     *checkpoint.CASES,
     *checkpoint.GAUGES,
     *ray.GAUGES,
+    *datasets.GAUGES,
 )
 GROUPS = tuple(dict.fromkeys(item.name.split("/")[0] for item in EVERYTHING))
 ROUNDS, QUICK = 15, 3

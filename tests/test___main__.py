@@ -3,7 +3,10 @@
 import importlib.util
 
 import pytest
+import torch
+from tensordict import TensorDict
 
+from gleanrl.data import LazyTensorStorage, ReplayBuffer
 from tests.takeovers import run
 
 PROGRAM = """
@@ -46,3 +49,16 @@ def test_command_line_without_a_command_prints_its_help():
     done = run("-m", "gleanrl")
     assert done.returncode == 2
     assert "run a TorchRL program, unchanged" in done.stderr
+
+
+def test_export_writes_a_checkpoint_in_another_format(tmp_path):
+    pytest.importorskip("h5py")
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10))
+    buffer.extend(TensorDict({"observation": torch.arange(4), "next": {"done": torch.arange(4) == 3}}, [4]))
+    buffer.dumps(tmp_path / "saved")
+    done = run("-m", "gleanrl", "export", tmp_path / "saved", "--to", "hdf5", "--out", tmp_path / "rows.hdf5")
+    assert done.stdout == f"wrote 4 transitions to {tmp_path / 'rows.hdf5'}\n", done.stderr
+    failed = run("-m", "gleanrl", "export", tmp_path / "nothing", "--to", "hdf5")
+    assert failed.returncode == 1 and failed.stderr.startswith(
+        f"export: {tmp_path / 'nothing'}: expected a file"
+    )

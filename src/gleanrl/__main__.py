@@ -1,24 +1,30 @@
-"""The command line: ``python -m gleanrl run [-m] PROGRAM ARGUMENTS`` runs a TorchRL program; see `gleanrl.takeover`."""
+"""The command line.
+
+``python -m gleanrl run [-m] PROGRAM ARGUMENTS`` runs a TorchRL program; see `gleanrl.takeover`.
+``python -m gleanrl export SOURCE --to FORMAT`` writes stored records in another format.
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from gleanrl._takeover.import_hook import install
+from gleanrl.errors import GleanError
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line: parse the arguments, install the import hook, and run the program in this process.
+    """Run the command line: parse the arguments, and carry out the command.
 
-    The call changes `sys.argv`, and `sys.path` as Python itself would for the program. Errors of the program pass
-    through.
+    ``run`` installs the import hook, and runs the program in this process. It changes `sys.argv`, and `sys.path` as
+    Python itself would for the program. Errors of the program pass through.
 
     Raises:
-        SystemExit: the command line is wrong, or the program's file doesn't exist.
+        SystemExit: the command line is wrong, the program's file doesn't exist, or an export fails.
         TakeoverError: TorchRL isn't installed, or was imported before; see `gleanrl.takeover`.
     """
     parser = argparse.ArgumentParser(prog="python -m gleanrl")
@@ -29,7 +35,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run.add_argument("-m", dest="is_module", action="store_true", help="PROGRAM is the name of a module")
     run.add_argument("program", metavar="PROGRAM", help="a Python file, or a module with -m")
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="the program's own")
+    export = commands.add_parser("export", help="write stored records in a format of other programs")
+    export.add_argument(
+        "source", metavar="SOURCE", help="a checkpoint, an HDF5 or Parquet file, or a data set"
+    )
+    export.add_argument("--to", required=True, metavar="FORMAT", help="hdf5, minari, parquet or safetensors")
+    export.add_argument("--out", metavar="PATH", help="a new file or folder, or the id of a Minari data set")
+    export.add_argument("--part", metavar="NAME", help="the buffer in a checkpoint of several parts")
     given = parser.parse_args(arguments)
+    if "source" in given:
+        _export(export, given)
+        return
     if "program" not in given:
         parser.print_help(sys.stderr)
         parser.exit(2)
@@ -45,6 +61,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ):  # -I and -P put no directory first
             sys.path[0] = str(Path(given.program).resolve().parent)
         runpy.run_path(given.program, run_name="__main__")
+
+
+def _export(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    # `run` has to install its hook before any part of the library is imported, so the import is here.
+    opening = importlib.import_module("gleanrl.data.datasets.opening")
+    try:
+        print(opening.export(arguments.source, arguments.to, arguments.out, arguments.part))
+    except (GleanError, OSError) as error:
+        parser.exit(1, f"export: {error}\n")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ A file may come from anywhere, so its links, sizes and filters are checked befor
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -42,6 +43,7 @@ _SMALL_BYTES = 64 << 20  # a dataset up to this size may consist of values that 
 _DEEPEST = 16
 _CACHE_BYTES = 4 << 20  # for each open dataset
 _MOST_BLOCK_BYTES = 32 << 20
+_TEXTS = 1 << 14  # strings in a block
 
 
 @contextmanager
@@ -93,10 +95,10 @@ def entries(where: str, group: Any, *names: str) -> dict[str, Any]:
     Raises:
         DatasetError: an entry is a symbolic or external link.
     """
-    kinds = _util.h5py()
-    found = {}
+    hard = _util.h5py().h5l.TYPE_HARD
+    links, found = group.id.links, {}
     for name in names or group:
-        if not isinstance(group.get(name, getlink=True), kinds.HardLink):
+        if links.get_info(name.encode(errors="surrogateescape")).type != hard:
             raise DatasetError(
                 f"{where}: expected the data of {name!r} in this file, got a symbolic or external link"
             )
@@ -115,9 +117,8 @@ def datasets(where: str, group: Any, prefix: Path = ()) -> Iterator[tuple[Path, 
             f"{where}: expected at most {_DEEPEST} levels of groups, got {'/'.join(prefix)}/..."
         )
     for name, entry in entries(where, group).items():
-        if (
-            not prefix and name == "metadata"
-        ):  # names, numbers and weights of the policy, not one row for each step
+        # It holds names, numbers and weights of the policy, and not one row for each step.
+        if not prefix and name == "metadata":
             continue
         path = (*prefix, name)
         if isinstance(entry, _util.h5py().Group):
@@ -135,50 +136,66 @@ def check(where: str, dataset: Any) -> None:
     """
     if not isinstance(dataset, _util.h5py().Dataset):
         raise DatasetError(f"{where}: expected an array, got {type(dataset).__name__}")
-    plan = dataset.id.get_create_plist()
-    if plan.get_external_count() or dataset.is_virtual:
+    plan, layouts = dataset.id.get_create_plist(), _util.h5py().h5d
+    layout = plan.get_layout()
+    if layout == layouts.VIRTUAL or (layout == layouts.CONTIGUOUS and plan.get_external_count()):
         raise DatasetError(f"{where}: expected an array with its data in this file, got one in another file")
-    filters = {plan.get_filter(number)[0] for number in range(plan.get_nfilters())}
+    chunked = layout == layouts.CHUNKED
+    filters = {plan.get_filter(number)[0] for number in range(plan.get_nfilters() if chunked else 0)}
     if not filters <= _FILTERS:
         raise DatasetError(
             f"{where}: expected HDF5's own filters, got the numbers {sorted(filters - _FILTERS)}; rewrite the file "
             "by h5repack"
         )
-    stored = dataset.id.get_storage_size()
-    if dataset.shape is None or dataset.nbytes > max(_MOST_RATIO * stored, _SMALL_BYTES):
-        raise DatasetError(
-            f"{where}: expected as many values as the file holds, got the shape {dataset.shape} in {stored} bytes"
-        )
+    size = None if dataset.shape is None else dataset.nbytes
+    if size is None or size > _SMALL_BYTES:
+        stored = dataset.id.get_storage_size()
+        if size is None or size > _MOST_RATIO * stored:
+            raise DatasetError(
+                f"{where}: expected as many values as the file holds, got the shape {dataset.shape} in {stored} bytes"
+            )
 
 
 def source_of(where: str, dataset: Any) -> RowSource:
     """Return a source for a checked dataset ``[rows, *shape]``."""
-    shape = dataset.shape
+    shape, kind = dataset.shape, dataset.dtype
     if not shape:
         raise DatasetError(f"{where}: expected one row for each step, got a single value")
-    if _util.h5py().check_string_dtype(dataset.dtype) is not None:
-        return RowSource(where, shape[0], shape[1:], None, lambda: _blocks(dataset, dataset.asstr()))
-    if dataset.dtype.kind == "O":
+    if kind.kind in "SO" and _util.h5py().check_string_dtype(kind) is not None:
+        return RowSource(where, shape[0], shape[1:], None, lambda: _texts(dataset.asstr(), shape[0]))
+    if kind.kind == "O":
         raise DatasetError(
             f"{where}: expected rows of one length, got rows of different lengths or references"
         )
-    dtype = stored_dtype(where, dataset.dtype)
-    return RowSource(where, shape[0], shape[1:], dtype, lambda: _blocks(dataset, dataset))
+    dtype = stored_dtype(where, kind)
+    native = kind.newbyteorder("=")
+    return RowSource(where, shape[0], shape[1:], dtype, lambda: _blocks(dataset, shape, native))
 
 
-def _blocks(dataset: Any, reader: Any) -> Iterator[Array]:
+def _texts(reader: Any, rows: int) -> Iterator[Array]:
+    yield from (reader[start : start + _TEXTS] for start in range(0, rows, _TEXTS))
+
+
+def _blocks(dataset: Any, shape: tuple[int, ...], kind: np.dtype[Any]) -> Iterator[Array]:
     """Yield blocks of whole chunks, so that each chunk is read once."""
-    rows = dataset.shape[0]
-    width = max(1, dataset.dtype.itemsize * int(np.prod(dataset.shape[1:], dtype=np.int64)))
+    rows = shape[0]
+    width = max(1, kind.itemsize * math.prod(shape[1:]))
     step = max(1, BLOCK_BYTES // width)
+    if rows <= step:
+        block = dataset[()]  # h5py reads this fastest
+        yield block if block.dtype.isnative else block.astype(kind)
+        return
     if dataset.chunks:
         chunk = dataset.chunks[0]
         step = max(chunk, step // chunk * chunk)
         if step * width > _MOST_BLOCK_BYTES:
             step = max(1, _MOST_BLOCK_BYTES // width)
+    # One array for all blocks: new memory for each would cost as much as the copy into the columns.
+    block = np.empty((min(step, rows), *shape[1:]), kind)
     for start in range(0, rows, step):
-        block = reader[start : start + step]
-        yield block if block.dtype.isnative else block.astype(block.dtype.newbyteorder("="))
+        part = block[: min(step, rows - start)]
+        dataset.read_direct(part, np.s_[start : start + len(part)])
+        yield part
 
 
 def from_hdf5(

@@ -219,12 +219,12 @@ def _read(
         for leaf in layout:
             _copy_episode(episode[leaf.name], leaf, arrays, start, count)
         arrays[ids][start : start + count] = number if ids == EPISODE else _FIRST_ID - number
-        saved.append(reader.saved_id(number))
+        saved.append(reader.saved_id(number) if reader.described else None)
         start += count
     if ids == TRAJ_IDS and None not in saved:  # the ids that a buffer had when it was written
         arrays[ids][:] = free_ids(np.repeat(np.array(saved, np.int64), steps))
     np.logical_or(arrays[TERMINATED], arrays[TRUNCATED], out=arrays[DONE])
-    return storage_of(where, columns, options)
+    return storage_of(where, columns, options, chained=not reader.described)
 
 
 def _episode(reader: _EpisodeReader, number: int, infos: bool) -> dict[Path, RowSource]:
@@ -381,8 +381,8 @@ class _Hdf5Reader(_EpisodeReader):
         }
 
     def _source(self, where: str, path: Path, dataset: Any) -> RowSource:
-        variable = _util.h5py().check_vlen_dtype(dataset.dtype)
-        if path[0] == "observations" and (variable is not None or dataset.dtype == np.uint8):
+        kind = dataset.dtype if path[0] == "observations" else None
+        if kind is not None and (kind == np.uint8 or _util.h5py().check_vlen_dtype(kind) is not None):
             shape = _space_of(self._space, path[1:]).get("shape")
             if shape and len(shape) > 1 and dataset.ndim < 1 + len(shape):
                 return _pictures(where, dataset.shape[0], tuple(shape), lambda: ([row] for row in dataset))
