@@ -44,7 +44,7 @@ class Net(nn.Module):
 
 NORMAL = distributions.Normal
 CASES: dict[str, tuple[Any, list[str], str]] = {
-    "nan logits": (OneHotCategorical, ["logits"], "return torch.cat([clock, 0 / (1 - late)], -1) * 0.0"),
+    "nan logits": (OneHotCategorical, ["logits"], "return torch.cat([clock + 1, 0 / (1 - late)], -1)"),
     "infinite logits": (OneHotCategorical, ["logits"], "return torch.cat([clock * 0, late / (1 - late)], -1)"),
     "no possible logits": (
         OneHotCategorical, ["logits"],
