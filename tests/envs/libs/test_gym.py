@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import gymnasium as gym
@@ -13,7 +14,7 @@ from gleanrl.collectors import SyncDataCollector
 from gleanrl.data.specs import Categorical, OneHot
 from gleanrl.envs import SerialEnv, StepCounter, TransformedEnv, check_env_specs
 from gleanrl.envs.libs.gym import GymEnv, GymWrapper, gym_backend
-from gleanrl.errors import ClosedError, InvalidTypeError, UnsupportedError
+from gleanrl.errors import ClosedError, InvalidTypeError, MissingLibraryError, UnsupportedError
 from tests.fakes import ORACLE_ID, OracleEnv, Script
 
 LONG = Script(lengths=(50,))
@@ -87,6 +88,19 @@ def test_unregistered_name_raises_an_error_that_names_the_registering_package(
         GymEnv("Nowhere/Name-v0", **several)
     with pytest.raises(gym.error.NameNotFound, match="Did you mean: `CartPole`\\?$"):
         GymEnv("Cartpole-v1", **several)
+
+
+@pytest.mark.parametrize("several", [{}, {"num_envs": 2}])
+def test_atari_without_its_package_raises_an_error_that_names_the_extra(
+    several: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {name: spec for name, spec in gym.registry.items() if spec.namespace != "ALE"}
+    monkeypatch.setattr("gymnasium.envs.registration.registry", known)
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    with pytest.raises(gym.error.NamespaceNotFound, match=r"write 'ale_py:ALE/Pong-v5'.*gleanrl\[atari\]"):
+        GymEnv("ALE/Pong-v5", **several)
+    with pytest.raises(MissingLibraryError, match=r"pip install 'gleanrl\[atari\]'"):
+        GymEnv("ale_py:ALE/Pong-v5", **several)
 
 
 class Agents:

@@ -28,7 +28,7 @@ from gleanrl.envs.libs.gym_info import BaseInfoDictReader, default_info_dict_rea
 from gleanrl.envs.libs.gym_like import GymLikeEnv
 from gleanrl.envs.libs.gym_simulator import Simulator, StepResult
 from gleanrl.envs.libs.gym_spaces import register_gym_spec_conversion
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingLibraryError, UnsupportedError
 
 __all__ = [
     "BaseInfoDictReader",
@@ -201,9 +201,17 @@ def _found(make: Callable[[], Any]) -> Any:
     except (gymnasium.error.NameNotFound, gymnasium.error.NamespaceNotFound) as cause:
         if "Did you mean" in str(cause):
             raise
+        atari = "ALE" in str(cause)
         raise type(cause)(
             f"{cause} The package that registers a name must be imported first, in each worker process, too: write "
-            "'package:Name-v0', or let a function import it and make the environment"
+            f"'{'ale_py:ALE/Pong-v5' if atari else 'package:Name-v0'}', or let a function import it and make the "
+            f"environment{'. The extra gleanrl[atari] installs ale_py' if atari else ''}"
+        ) from cause
+    except ModuleNotFoundError as cause:
+        if "'ale_py'" not in str(cause):
+            raise
+        raise MissingLibraryError(
+            "Atari environments need ale_py, which can't be imported: pip install 'gleanrl[atari]'"
         ) from cause
 
 
