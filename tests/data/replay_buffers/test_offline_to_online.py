@@ -86,6 +86,30 @@ def test_a_data_set_of_another_library():
     assert buffer.sample(4)["x"].tolist() == [2, 2, 1, 1]
 
 
+@pytest.mark.parametrize("method", ["stats", "describe", "episodes", "verify"])
+def test_both_buffers_are_inspected_in_order(method):
+    steps = TensorDict({"next": {"done": torch.tensor([[False], [True]])}}, [2])
+    offline = ReplayBuffer(storage=LazyTensorStorage(4))
+    offline.extend(steps)
+    buffer = OfflineToOnlineReplayBuffer(offline, online_capacity=6)
+    buffer.extend(torch.cat([steps, steps]))
+    found = getattr(buffer, method)()
+    assert [repr(one) for one in found] == [
+        repr(getattr(one, method)()) for one in (offline, buffer.online_buffer)
+    ]
+    assert repr(found[0]) != repr(found[1])
+
+
+@pytest.mark.parametrize("method", ["stats", "describe", "episodes", "verify"])
+def test_a_data_set_without_the_method_is_named(method):
+    class Rows:
+        __len__ = sample = dataset().sample
+
+    buffer = OfflineToOnlineReplayBuffer(Rows(), online_capacity=4)
+    with pytest.raises(UnsupportedError, match=rf"^{method}: .* got a Rows; .*online_buffer.{method}\(\)"):
+        getattr(buffer, method)()
+
+
 OTHER = TensorDict({"y": torch.ones(2)}, [2])
 
 

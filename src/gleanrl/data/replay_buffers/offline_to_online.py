@@ -8,16 +8,18 @@ import torch
 from tensordict import is_tensor_collection
 from torch.utils import _pytree
 
-from gleanrl._arrays.results import html_parts, parts_text
+from gleanrl._arrays.results import BufferStats, html_parts, parts_text
 from gleanrl._arrays.tensordicts import NestedKey
 from gleanrl._util import non_negative, positive, positive_or_none
 from gleanrl.compat import bind_unserved
+from gleanrl.data.replay_buffers.describe import BufferDescription, StoredEpisodes
 from gleanrl.data.replay_buffers.presets import TensorDictReplayBuffer
 from gleanrl.data.replay_buffers.replay_buffer import ReplayBuffer
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.record_formats import ADDED_KEYS
 from gleanrl.data.replay_buffers.storages.tensor import LazyTensorStorage
 from gleanrl.data.replay_buffers.transform_pipeline import Pipeline
+from gleanrl.data.replay_buffers.verify import AuditReport
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, SchemaError, UnsupportedError
 
 
@@ -178,6 +180,35 @@ class OfflineToOnlineReplayBuffer:
         counts = ((self._offline, offline), (self._online, size - offline))
         parts = [_drawn(source, count) for source, count in counts if count]
         return self._transforms.read(parts[0] if len(parts) == 1 else _joined(*parts))
+
+    def stats(self) -> tuple[BufferStats, BufferStats]:
+        """Return the counters of the data set and of the growing buffer.
+
+        Raises:
+            UnsupportedError: the data set isn't a `ReplayBuffer`. The same holds for the next three methods.
+        """
+        return self._readable("stats").stats(), self._online.stats()
+
+    def describe(self) -> tuple[BufferDescription, BufferDescription]:
+        """Return the statistics of the stored keys of both buffers; see `ReplayBuffer.describe`."""
+        return self._readable("describe").describe(), self._online.describe()
+
+    def episodes(self) -> tuple[StoredEpisodes, StoredEpisodes]:
+        """Return the stored trajectories of both buffers; see `ReplayBuffer.episodes` for the errors."""
+        return self._readable("episodes").episodes(), self._online.episodes()
+
+    def verify(self) -> tuple[AuditReport, AuditReport]:
+        """Check the stored records of both buffers; see `ReplayBuffer.verify`."""
+        return self._readable("verify").verify(), self._online.verify()
+
+    def _readable(self, method: str) -> ReplayBuffer:
+        """Return the data set if it is a `ReplayBuffer`."""
+        if not isinstance(self._offline, ReplayBuffer):
+            raise UnsupportedError(
+                f"{method}: expected a ReplayBuffer as data set, got a {type(self._offline).__name__}; call "
+                f"online_buffer.{method}() for the growing buffer alone"
+            )
+        return self._offline
 
     def __repr__(self) -> str:
         """Show both buffers and the fraction."""
