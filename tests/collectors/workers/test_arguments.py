@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
 
 from gleanrl._process.worker import Timeouts
 from gleanrl.collectors.workers.arguments import (
@@ -71,6 +73,30 @@ def test_policies_are_pickled_once() -> None:
         policies_of(Net(), Net, [False] * 2)
     with pytest.raises(InvalidTypeError, match="policy_factory: expected a callable"):
         policies_of(None, [Net, 3], [False] * 2)
+
+
+class Agent(Net):
+    """Acts by a method with another name, as agents of CleanRL do."""
+
+    def act(self, observation: Any) -> Any:
+        return self(observation)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_method_that_hides_the_weights_of_its_module_is_reported(wrapped: bool) -> None:
+    agent = Agent()
+    policy = TensorDictSequential(TensorDictModule(agent.act, ["x"], ["action"])) if wrapped else agent.act
+    with pytest.warns(
+        UserWarning, match="present weights of Agent, because the method act .*to forward and pass"
+    ):
+        policies_of(policy, None, [False])
+
+
+def test_methods_of_frozen_or_shown_modules_are_accepted() -> None:
+    frozen, agent = Agent().requires_grad_(False), Agent()
+    shown = nn.ModuleList([TensorDictModule(agent.act, ["x"], ["action"]), agent])
+    for policy in (frozen.act, shown, TensorDictModule(agent, ["x"], ["action"])):
+        policies_of(policy, None, [False])
 
 
 def test_preemptive_threshold_and_timeouts_are_checked() -> None:

@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch import nn
+
 from gleanrl._process.worker import Timeouts
 from gleanrl._util import optional_callable, positive
 from gleanrl.collectors.build import CollectorConfig
+from gleanrl.collectors.source import warn
 from gleanrl.collectors.workers.weights import FollowedWeights
 from gleanrl.collectors.workers.worker import PickledPolicy
 from gleanrl.envs.vector.factories import Factory, factories, is_several, with_own_copies
@@ -115,12 +118,27 @@ def policies_of(policy: Any, policy_factory: Any, placed: Sequence[bool]) -> lis
     """
     if policy is not None and policy_factory is not None:
         raise InvalidTypeError("policy_factory: the policy was given already; give one of the two")
+    _warn_of_methods(policy)
     made: dict[tuple[int, bool], PickledPolicy] = {}
     factories = each("policy_factory", policy_factory, len(placed))
     for factory, is_placed in zip(factories, placed, strict=True):
         if (id(optional_callable("policy_factory", factory)), is_placed) not in made:
             made[id(factory), is_placed] = PickledPolicy.of(policy, factory, is_placed)
     return [made[id(factory), is_placed] for factory, is_placed in zip(factories, placed, strict=True)]
+
+
+def _warn_of_methods(policy: Any) -> None:
+    """Warn of a policy, or a member, that is a method of a module that learns: its weights can't be sent to workers."""
+    modules = list(policy.modules()) if isinstance(policy, nn.Module) else []
+    for called in (policy, *(getattr(module, "module", None) for module in modules)):
+        owner = getattr(called, "__self__", None)
+        if isinstance(owner, nn.Module) and not any(module is owner for module in modules):
+            if any(weight.requires_grad for weight in owner.parameters()):
+                name = type(owner).__name__
+                warn(
+                    f"policy: workers keep the present weights of {name}, because the method {called.__name__} hides "
+                    f"them; rename the method to forward and pass the {name} itself"
+                )
 
 
 def enough_of(threshold: Any, count: int) -> int | None:
