@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from tensordict.nn import TensorDictModule
 from torch import nn
 
 from gleanrl._process.worker import Timeouts
@@ -130,8 +132,8 @@ def policies_of(policy: Any, policy_factory: Any, placed: Sequence[bool]) -> lis
 def _warn_of_methods(policy: Any) -> None:
     """Warn of a policy, or a member, that is a method of a module that learns: its weights can't be sent to workers."""
     modules = list(policy.modules()) if isinstance(policy, nn.Module) else []
-    for called in (policy, *(getattr(module, "module", None) for module in modules)):
-        owner = getattr(called, "__self__", None)
+    for called in (policy, *(module.module for module in modules if isinstance(module, TensorDictModule))):
+        owner = called.__self__ if inspect.ismethod(called) else None
         if isinstance(owner, nn.Module) and not any(module is owner for module in modules):
             if any(weight.requires_grad for weight in owner.parameters()):
                 name = type(owner).__name__

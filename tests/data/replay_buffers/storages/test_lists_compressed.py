@@ -55,7 +55,8 @@ RECORDS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:The method <bound method TensorDictBase.__deepcopy__:UserWarning")  # tensordict before 0.11
+# tensordict before 0.11 warns of its own method
+@pytest.mark.filterwarnings("ignore:The method <bound method TensorDictBase.__deepcopy__:UserWarning")
 @pytest.mark.parametrize("name", RECORDS)
 @pytest.mark.parametrize("how", [lambda s: s, copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))])
 def test_records_are_restored_exactly(name, how):

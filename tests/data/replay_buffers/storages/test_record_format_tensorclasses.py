@@ -80,7 +80,8 @@ def test_records_come_back_as_their_class(kind):
     assert values(rb[7]) == 70
 
 
-@pytest.mark.filterwarnings("ignore:The method <bound method TensorDictBase.__deepcopy__:UserWarning")  # tensordict before 0.11
+# tensordict before 0.11 warns of its own method
+@pytest.mark.filterwarnings("ignore:The method <bound method TensorDictBase.__deepcopy__:UserWarning")
 @pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
 def test_state_and_copies_keep_the_class(kind, tmp_path):
     rb = ReplayBuffer(storage=kind(10), batch_size=4, seed=0)
