@@ -44,7 +44,7 @@ CEILINGS = {
     "GymEnv.step by hand": (69, 10),
     "ParallelEnv.step by hand": (249, 16),
     "dumps": (374, 38),
-    "loads": (418, 35),
+    "loads": (420, 35),
     "ReplayBuffer()": (110, 24),
     "SyncDataCollector()": (643, 47),
 }

@@ -34,7 +34,7 @@ class RingState:
     rows_written: int
     ordered: bool
     overwritten: bool
-    """See `Slots.overwritten`. Saved if it differs from whether the ring is full, which is its default."""
+    """See `Slots.overwritten`. The default, also in older states: whether a ring in order of time is full."""
     seams: torch.Tensor
     """Slots of the rows that begin a piece (see `Seams`), ``(n,)`` int64."""
 
@@ -68,6 +68,11 @@ class StorageState(RingState):
         return -(-self.max_size // max(prod(self.batch_shape), 1))
 
     @property
+    def is_full_ring(self) -> bool:
+        """Whether every slot is filled, in the order of time."""
+        return self.ordered and self.num_steps == self.capacity_steps
+
+    @property
     def rows(self) -> int:
         """Number of transitions stored."""
         return self.num_steps * prod(self.batch_shape)
@@ -78,7 +83,7 @@ class StorageState(RingState):
         The generations aren't copied.
         """
         empty = {name for name in ("vacated", "seams") if not getattr(self, name).numel()}
-        as_usual = {"overwritten"} if self.overwritten == (self.num_steps == self.capacity_steps) else ()
+        as_usual = {"overwritten"} if self.overwritten == self.is_full_ring else ()
         left_out = {"content", "moved", *empty, *as_usual}
         fields = {name: value for name, value in vars(self).items() if name not in left_out}
         return {**fields, "batch_shape": list(self.batch_shape), "version": version_state(self.version)}
@@ -125,7 +130,7 @@ class StorageState(RingState):
             )
         if read.rows_written < read.rows:
             raise reader.wrong("rows_written", f"at least the {read.rows} stored")
-        overwritten = reader.flag("overwritten") if "overwritten" in reader else read.num_steps == capacity
+        overwritten = reader.flag("overwritten") if "overwritten" in reader else read.is_full_ring
         read = replace(read, overwritten=overwritten) if overwritten else read
         if "seams" in reader:
             seams = reader.tensor("seams", torch.int64, (None,))
