@@ -22,7 +22,7 @@ from gleanrl.envs.libs.gym_stepper import GymStepper
 from gleanrl.envs.libs.gym_vector_stepper import VectorGymStepper
 from gleanrl.envs.transforms import InitTracker, TransformedEnv
 from gleanrl.envs.transforms.stepper import TransformedStepper
-from gleanrl.envs.vector.parallel_stepper import ParallelStepper
+from gleanrl.envs.vector.parallel import ParallelStepper
 from gleanrl.envs.vector.serial import MemberSteppers
 from gleanrl.errors import SchemaError
 from tests.fakes import FakeFailure, OracleEnv, RaisingEnv, Script

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -9,6 +11,7 @@ from tensordict import TensorDict
 from gleanrl.envs import AsyncEnvPool
 from gleanrl.errors import InvalidArgumentError, MissingKeyError
 from tests.envs.vector.makers import counting, oracle
+from tests.fakes_base import CountingEnv
 
 
 def test_random_actions_can_be_drawn_for_some_rows():
@@ -20,6 +23,24 @@ def test_random_actions_can_be_drawn_for_some_rows():
         assert pool.rand_action()["action"].shape == (3, 2, 2)
         with pytest.raises(MissingKeyError, match="rand_action: 'env_index' is missing"):
             pool.rand_action(TensorDict({}, [2, 2]))
+
+
+class Numbered(CountingEnv):
+    """Its random actions are its number."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.number = number
+
+    def rand_action(self, tensordict=None):
+        return tensordict.set("action", torch.full((*self.batch_size, 2), float(self.number)))
+
+
+def test_own_random_actions_go_to_the_rows_of_their_environments():
+    with AsyncEnvPool([partial(Numbered, number) for number in range(3)]) as pool:
+        pool.async_reset_send()
+        roots = pool.async_reset_recv(env_index=[2, 0])
+        assert pool.rand_action(roots)["action"][:, 0].tolist() == [2, 0]
 
 
 def test_env_index_survives_resets_and_steps():

@@ -6,7 +6,8 @@ import pytest
 
 from gleanrl._os.clock import Deadline
 from gleanrl._rollout.errors import StepFault
-from gleanrl.envs.vector.async_requests import RESET, STEP, ReceivedAnswer, Request, Requests, Wanted
+from gleanrl.envs.vector.async_requests import ReceivedAnswer, Request, Requests, Wanted
+from gleanrl.envs.vector.members import RESET, STEP
 from gleanrl.errors import NotReadyError, PendingError, WorkerCrashedError, WorkerError
 
 
@@ -113,10 +114,10 @@ def test_answers_of_other_environments_are_kept_during_a_wait(desk, requests):
     send(requests, 0)
     desk.answer(0)
     desk.arrivals.append(ReceivedAnswer(1, 2, "asked"))
-    assert requests.ask({1: Request(STEP, ())}) == {1: "asked"}
+    assert requests.ask(STEP, {1: ()}) == {1: "asked"}
     assert list(requests.received(Wanted(STEP, 1), NOW)) == [0]
     with pytest.raises(PendingError, match=r"environment 0 \(step\)"):
-        requests.ask({0: Request(STEP, ()), 1: Request(STEP, ())})
+        requests.ask(STEP, {0: (), 1: ()})
 
 
 def test_faults_are_raised_with_their_environment(desk, requests):

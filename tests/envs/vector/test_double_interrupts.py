@@ -81,7 +81,7 @@ def test_collector_of_free_running_workers_delivers_transitions_only():
     torch.manual_seed(0)
     collector = SyncDataCollector(batch(), None, frames_per_batch=36, total_frames=-1)
     collector.next()
-    crew = collector.env._crew
+    crew = collector.env.runner
     for _, place in double_interruptions(lambda: collector, lambda made: made.next(), 200):
         with told(place):
             check_rows(collector.next())

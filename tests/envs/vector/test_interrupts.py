@@ -95,7 +95,7 @@ def test_collector_continues_with_its_steppers_after_an_interrupt(policy):
     made = collector()
     places, error = trace(lambda: collect(made))
     assert error is None
-    mine = [place for place in places if place.file.endswith("vector/parallel_stepper.py")]
+    mine = [place for place in places if place.file.endswith("vector/parallel.py")]
     first, last = {place.line: place for place in reversed(mine)}, {place.line: place for place in mine}
     interrupted = 0
     for place in sorted({*first.values(), *last.values()}):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 
 import pytest
@@ -15,7 +16,7 @@ from gleanrl._rollout.errors import StepFault
 from gleanrl._rollout.protocol import EpisodeRules
 from gleanrl.envs import GymWrapper
 from gleanrl.envs.vector.factories import factories
-from gleanrl.envs.vector.worker import BIND_CODE, RUN_CODE, STEP_CODE, BlockPlan, MemberShare, pack, unpack
+from gleanrl.envs.vector.worker import BIND_CODE, RUN_CODE, STEP_CODE, BlockPlan, MemberShare
 from gleanrl.errors import WorkerError
 from tests.envs.vector.makers import SCRIPT, oracle, streams
 from tests.fakes import FakeFailure, RaisingEnv
@@ -57,7 +58,7 @@ def test_rows_are_written_into_the_owners_block(stations):
     servant.signal(STEP_CODE)
     servant.stop(1)
     servant.reset_rows([True, False])
-    servant.load(pack(unpack(pack(_root()))), [1, 2])
+    servant.load(_root(), [1, 2])
     assert servant.steps().tolist() == [1, 2]
     servant.close()
 
@@ -121,13 +122,20 @@ def test_failing_construction_closes_the_other_members(stations):
 def test_requests_reach_the_members(stations):
     _, station = stations
     servant = MemberShare(factories(2, oracle, streams(2)), first=0)(station)
-    servant.seed([4, 5], False)
-    fresh = servant.reset({1: (None, {})})
-    assert unpack(fresh[1])["observation"].tolist() == [1, 0, 0]
-    servant.reset({0: (None, {})})
-    roots = [pack(unpack(fresh[1]).set("action", torch.zeros(2)))] * 2
-    assert unpack(servant.step(roots)[0])["observation"].tolist() == [0, 0, 1]
-    assert servant.attribute("stream") == [(False, 0), (False, 1)] and servant.attribute("hello")[0][0]
-    assert servant.call("hello", ("you",), {})[1] == "hello you from 1"
-    servant.parse_states(servant.state_dicts(), True)
-    servant.adopt_states()
+    numbers = itertools.count(1)
+
+    def asked(name, requests):
+        return pickle.loads(pickle.dumps(servant.answer(next(numbers), name, requests)))
+
+    asked("set_seed", {0: (4, False), 1: (5, False)})
+    fresh = asked("reset", {1: (None, {})})
+    assert fresh[1]["observation"].tolist() == [1, 0, 0]
+    asked("reset", {0: (None, {})})
+    root = fresh[1].set("action", torch.zeros(2))
+    assert asked("step", {0: (root,), 1: (root,)})[0]["observation"].tolist() == [0, 0, 1]
+    assert asked("attribute", {0: ("stream",), 1: ("stream",)}) == {0: (False, 0), 1: (False, 1)}
+    assert asked("attribute", {0: ("hello",)})[0][0]
+    assert asked("call", {1: ("hello", ("you",), {})})[1] == "hello you from 1"
+    states = asked("state_dict", {0: (), 1: ()})
+    asked("parse_state", {i: (state, True) for i, state in states.items()})
+    asked("adopt_state", {0: (), 1: ()})

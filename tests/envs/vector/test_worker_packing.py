@@ -7,12 +7,12 @@ import pickle
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
 
-from gleanrl.envs.vector.worker import Packed, pack, unpack
+from gleanrl.envs.vector.worker import Packed, pack, packed
 from tests.envs.vector.makers import equal
 
 
 def passed(batch):
-    return unpack(pickle.loads(pickle.dumps(pack(batch))))
+    return pickle.loads(pickle.dumps(pack(batch)))
 
 
 def test_plain_tensordicts_are_packed_as_arrays():
@@ -57,3 +57,10 @@ def test_lazy_stacks_stay_lazy():
     assert isinstance(found, LazyStackedTensorDict) and found[1]["b"].tolist() == [1, 1, 1]
     mixed = TensorDict({"x": LazyStackedTensorDict.lazy_stack(parts, 0)}, [2])
     assert passed(mixed)["x"][0]["a"].tolist() == [0, 0]
+
+
+def test_tuples_of_tensordicts_are_packed():
+    batch = TensorDict({"a": torch.arange(3), "b": {"c": torch.zeros(3, dtype=torch.bfloat16)}}, [3])
+    found, other = pickle.loads(pickle.dumps(packed("step", {1: (batch, "word")})))[1]
+    assert equal(found, batch) and other == "word" and isinstance(found, TensorDict)
+    assert isinstance(pack(batch), Packed) and pack(None) is None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -19,23 +19,13 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 from gleanrl._os.clock import Deadline
 from gleanrl._process.worker import Timeouts
 from gleanrl._rollout.errors import StepFault, explain
-from gleanrl._util import positive
+from gleanrl._util import non_negative, positive
 from gleanrl.data.specs import NonTensor, stack_specs
-from gleanrl.envs.vector.async_process import ProcessHost, affinity_masks
-from gleanrl.envs.vector.async_requests import (
-    RESET,
-    STEP,
-    STEP_AND_RESET,
-    Request,
-    RequestHost,
-    Requests,
-    Wanted,
-)
-from gleanrl.envs.vector.async_threads import ThreadHost
+from gleanrl.envs.vector.async_requests import EnvThreads, Request, RequestHost, Requests, Wanted
 from gleanrl.envs.vector.base import BatchedEnv, BatchOptions, as_timeouts, at_home, moved
 from gleanrl.envs.vector.factories import EnvMetaData, Factory, is_several
-from gleanrl.envs.vector.members import RandomRequest, ResetRequest
-from gleanrl.envs.vector.parallel import split
+from gleanrl.envs.vector.members import RESET, STEP, STEP_AND_RESET
+from gleanrl.envs.vector.worker_pool import EnvWorkerPool
 from gleanrl.errors import (
     GleanError,
     IndexRangeError,
@@ -219,7 +209,6 @@ class AsyncEnvPool(BatchedEnv):
         backend: ``"threading"`` or ``"multiprocessing"``.
         stack: see above.
         envs_per_worker: see above.
-        host: the `RequestHost` that runs the environments; None before the start.
 
     Raises:
         InvalidArgumentError: for a value that isn't supported (also a ValueError).
@@ -277,8 +266,6 @@ class AsyncEnvPool(BatchedEnv):
         if stack not in STACKS:
             raise InvalidArgumentError(f"stack: expected one of {STACKS}, got {stack!r}")
         self.stack = stack
-        self._requests: Requests | None = None
-        self.host: Any = None
         super().__init__(len(makers), makers, create_env_kwargs, BatchOptions(device))
         if stack == "dense" and not self.stackable:
             raise InvalidArgumentError(
@@ -306,6 +293,11 @@ class AsyncEnvPool(BatchedEnv):
         self.close()
 
     # ------------------------------------------------------------- properties
+    @property
+    def host(self) -> Any:
+        """The `RequestHost` that runs the environments; None before the start."""
+        return self.runner.host if self.is_started else None
+
     @property
     def env_batch_sizes(self) -> list[torch.Size]:
         """The batch size of each environment."""
@@ -367,14 +359,14 @@ class AsyncEnvPool(BatchedEnv):
         self.start()
         call, requests = f"async_{name}_send", {}
         for env, part in self._rows.rows(call, tensordict, env_index).items():
-            root = None if part is None else at_home(part.exclude(INDEX), self.meta_data[env]).clone()
+            root = None if part is None else self._own(env, part).clone()
             requests[env] = Request(name, (root, {}) if name == RESET else (root,))
             if name != RESET and root is not None:
                 missing = [key for key in self._action_keys(env) if root.get(key, None) is None]
                 if missing:
                     raise MissingKeyError(f"{call}: the action {missing} of environment {env} is missing")
         self.usage.direct()
-        self._running.send(requests)
+        self.runner.send(requests)
 
     def _action_keys(self, env: int) -> list[Any]:
         return list(self.meta_data[env].specs["action"].keys(True, True))
@@ -390,7 +382,14 @@ class AsyncEnvPool(BatchedEnv):
         if tensordict.batch_size == self.batch_size:
             return super()._rows_of(tensordict)
         rows = self._rows.rows("rand_action", tensordict, None)
-        return {env: at_home(part, self.meta_data[env]) for env, part in rows.items() if part is not None}
+        return {env: self._own(env, part) for env, part in rows.items() if part is not None}
+
+    def _parts(self, tensordict: TensorDictBase) -> list[TensorDictBase]:
+        return [self._own(env, part) for env, part in enumerate(tensordict.unbind(0))]
+
+    def _own(self, env: int, part: TensorDictBase) -> TensorDictBase:
+        """Return an environment's row on its device, without the entry that the pool adds."""
+        return at_home(part.exclude(INDEX), self.meta_data[env])
 
     # ----------------------------------------------------------------- receive
     def async_step_recv(
@@ -470,14 +469,14 @@ class AsyncEnvPool(BatchedEnv):
                 raise InvalidArgumentError(f"max_get: expected at least min_get={least}, got {max_get}")
             wanted = Wanted(name, least, max_get)
         try:
-            found = self._running.received(wanted, deadline)
+            found = self.runner.received(wanted, deadline)
         except StepFault as fault:
             raise self._error(fault) from fault.cause
         return found if env_index is None else {env: found[env] for env in envs}
 
     def _error(self, fault: StepFault) -> GleanError:
         """Return the user's error for a failed answer, and release that answer."""
-        root, keys = self._running.release([fault.env])[fault.env].arguments[0], self._action_keys(fault.env)
+        root, keys = self.runner.release([fault.env])[fault.env].arguments[0], self._action_keys(fault.env)
         action = None if root is None or len(keys) != 1 else root.get(keys[0], None)
         error = explain(fault, self, action=action)
         error.__dict__["env_index"] = fault.env
@@ -487,7 +486,7 @@ class AsyncEnvPool(BatchedEnv):
         self, received: Mapping[int, Request], parts: Sequence[TensorDictBase], env_index: Any
     ) -> TensorDictBase:
         batch = self._stacked(list(received), parts, env_index)
-        self._running.release(received)
+        self.runner.release(received)
         return batch
 
     def _stacked(
@@ -499,43 +498,13 @@ class AsyncEnvPool(BatchedEnv):
 
     @abstractmethod
     def _make_host(self, makers: Sequence[Factory]) -> RequestHost:
-        """Return a host for the environments of these factories; `_start` starts it."""
+        """Return a host for the environments of these factories."""
+
+    def _make_runner(self, makers: Sequence[Factory]) -> Requests:
+        return Requests(self._make_host(makers))
 
     def _declare(self, makers: Any, each: Sequence[EnvMetaData]) -> None:
         super()._declare(makers, tuple(map(with_index, each)))
-
-    # ------------------------------------------------------------------- life
-    @property
-    def is_started(self) -> bool:
-        """Whether the environments were made. It stays True after `close`."""
-        return self._requests is not None
-
-    def _start(self, makers: Sequence[Factory]) -> None:
-        self._end()  # an earlier start may have been interrupted twice, which leaves its workers running
-        host = self.host = self._make_host(makers)
-        try:
-            host.start()
-            self._requests = Requests(host)
-        except StepFault as fault:
-            raise explain(fault, self) from fault.cause
-        except BaseException:
-            with suppress(Exception):  # the error of the start matters more than one of the clean-up
-                self._end()
-            raise
-
-    def _end(self) -> None:
-        if self._requests is not None:
-            self._requests.close()
-        elif self.host is not None:
-            self.host.close()
-
-    def _forget(self) -> None:
-        self._requests = self.host = None
-
-    @property
-    def _running(self) -> Requests:
-        assert self._requests is not None
-        return self._requests
 
     # ------------------------------------------------------------------ steps
     def _together(self, parts: Sequence[TensorDictBase]) -> TensorDictBase:
@@ -546,80 +515,14 @@ class AsyncEnvPool(BatchedEnv):
             return LazyStackedTensorDict.maybe_dense_stack(placed, 0)
         return LazyStackedTensorDict.lazy_stack(placed, 0)
 
-    def _step_members(self, roots: Sequence[TensorDictBase | None]) -> list[Any]:
-        rows = {env: root.exclude(INDEX) for env, root in enumerate(roots) if root is not None}
-        answers = self._running.ask({env: Request(STEP, (row,)) for env, row in rows.items()})
-        return [answers.get(env) for env in range(len(roots))]
-
-    def _reset_members(self, requests: Mapping[int, ResetRequest]) -> dict[int, TensorDictBase]:
-        roots = {env: request.tensordict for env, request in requests.items()}
-        rows = {env: None if root is None else root.exclude(INDEX) for env, root in roots.items()}
-        messages = {env: Request(RESET, (rows[env], request.kwargs)) for env, request in requests.items()}
-        return self._running.ask(messages)
-
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         numbers = [index_entry(env, self.batch_size[1:]) for env in range(self.num_workers)]
         return super()._reset(tensordict, **kwargs).set(INDEX, NonTensorStack(*numbers))
 
-    def _rand_members(self, requests: Mapping[int, RandomRequest]) -> dict[int, TensorDictBase]:
-        arguments = {i: (r.tensordict.exclude(INDEX), r.seed) for i, r in requests.items()}
-        return self._running.ask({i: Request("rand_action", args) for i, args in arguments.items()})
-
     def _live_specs(self, members: Sequence[int]) -> dict[int, Any]:
-        masked, busy = self.host.may_be_masked, self._running.busy
         # An environment accepts no request before its last answer was received.
-        free = [env for env in members if env not in busy]
-        messages = {env: Request("action_spec", ()) for env in free if masked(env)}
-        try:
-            return dict.fromkeys(free) | self._running.ask(messages)
-        except StepFault as fault:
-            raise explain(fault, self) from fault.cause
-
-    def _ask_each(
-        self, name: str, arguments: Sequence[tuple[Any, ...]], during: str | None = None
-    ) -> list[Any]:
-        """Call a method of every member with its own arguments; return the results.
-
-        Errors name the operation by `during`, or by the method's name if it is None.
-        """
-        requests = {env: Request(name, args) for env, args in enumerate(arguments)}
-        try:
-            return list(self._running.ask(requests).values())
-        except StepFault as fault:
-            raise explain(StepFault(0, fault.env, during or name, fault.cause), self) from fault.cause
-
-    def _seed_members(self, seeds: Sequence[int], static_seed: bool) -> None:
-        self._ask_each("set_seed", [(seed, static_seed) for seed in seeds])
-
-    def _attribute(self, name: str) -> Any:
-        answers = self._ask_each("attribute", [(name,)] * self.num_workers, name)
-        if not all(is_callable for is_callable, _ in answers):
-            return [value for _, value in answers]
-
-        def method(*args: Any, **kwargs: Any) -> list[Any]:
-            self.start()
-            return self._ask_each("call", [(name, args, kwargs)] * self.num_workers, name)
-
-        method.__name__ = name
-        return method
-
-    def _member_states(self) -> list[dict[str, Any]]:
-        return self._ask_each("state_dict", [()] * self.num_workers)
-
-    def _states_at_the_end(self) -> list[dict[str, Any]] | None:
-        # The pool is about to be closed: it doesn't wait for requests that are under way.
-        return None if self._running.busy else self._member_states()
-
-    def _parse_members(self, states: Sequence[Any], strict: bool) -> None:
-        self._ask_each("parse_state", [(state, strict) for state in states])
-
-    def adopt_state(self, value: Any) -> None:
-        """Let every member continue from the state that it parsed last; do nothing if the pool was closed.
-
-        `value` is ignored, since the members keep the parsed states.
-        """
-        if not self.was_closed:
-            self._ask_each("adopt_state", [()] * self.num_workers)
+        busy = self.runner.busy
+        return super()._live_specs([env for env in members if env not in busy])
 
 
 class ThreadingAsyncEnvPool(AsyncEnvPool):
@@ -642,10 +545,10 @@ class ThreadingAsyncEnvPool(AsyncEnvPool):
     @property
     def live_members(self) -> Sequence[Any]:
         """The environments, once the pool is started."""
-        return self.host.envs if self.is_started else ()
+        return () if self.host is None else self.host.envs
 
     def _make_host(self, makers: Sequence[Factory]) -> RequestHost:
-        return ThreadHost(makers, self.timeouts)
+        return EnvThreads(makers, self.timeouts)
 
 
 class ProcessorAsyncEnvPool(AsyncEnvPool):
@@ -655,11 +558,11 @@ class ProcessorAsyncEnvPool(AsyncEnvPool):
 
     def _share(self, envs_per_worker: int, affinity: Any) -> None:
         self.envs_per_worker = envs_per_worker
-        self._shares = split(self.num_envs, -(-self.num_envs // envs_per_worker))
-        self._affinity = None if affinity is None else affinity_masks(affinity, len(self._shares))
+        self._num_processes = -(-self.num_envs // envs_per_worker)
+        self._affinity = None if affinity is None else affinity_masks(affinity, self._num_processes)
 
     def _make_host(self, makers: Sequence[Factory]) -> RequestHost:
-        host = ProcessHost(makers, self._shares, self.timeouts, self._affinity)
+        host = EnvWorkerPool(makers, self._num_processes, self.timeouts, affinity=self._affinity)
         # The pool may be dropped without `close`, and its workers must not outlive it.
         weakref.finalize(self, host.close)
         return host
@@ -667,9 +570,50 @@ class ProcessorAsyncEnvPool(AsyncEnvPool):
     @property
     def processes(self) -> list[int]:
         """The process ids of the workers; empty before the start."""
-        return self.host.processes if self.is_started else []
+        return [] if self.host is None else self.host.processes
 
 
 def _stepped(request: Request, outcome: TensorDictBase) -> TensorDictBase:
     root: TensorDictBase = request.arguments[0]
     return root.set("next", outcome)
+
+
+def affinity_masks(affinity: Any, num_workers: int) -> list[list[int]]:
+    """Return the processors of each worker.
+
+    Args:
+        affinity: a sequence for each worker, or a function of the worker's number that returns one.
+        num_workers: number of workers.
+
+    Raises:
+        LengthError: if the number of sequences isn't `num_workers`.
+        InvalidTypeError: if `affinity` is neither a sequence nor a function.
+        InvalidArgumentError: if an entry isn't a sequence, is empty, or holds anything but processor numbers.
+    """
+    masks = [affinity(w) for w in range(num_workers)] if callable(affinity) else affinity
+    if not isinstance(masks, Iterable):
+        raise InvalidTypeError(
+            "worker_affinity: expected a list of processor numbers for each process, for example [[0], [1]], or a "
+            f"function of the process number that returns one, got {masks!r}"
+        )
+    masks = list(masks)
+    if len(masks) != num_workers:
+        raise LengthError(
+            f"worker_affinity: expected {num_workers} entries, one for each process, got {len(masks)}"
+        )
+    return [_processors(worker, mask) for worker, mask in enumerate(masks)]
+
+
+def _processors(worker: int, mask: Any) -> list[int]:
+    """Return the processors of one worker as a list.
+
+    Raises:
+        InvalidArgumentError: if `mask` isn't a sequence, is empty, or holds anything but processor numbers.
+    """
+    with suppress(TypeError, InvalidArgumentError):
+        if found := [non_negative("worker_affinity", cpu) for cpu in mask]:
+            return found
+    raise InvalidArgumentError(
+        f"worker_affinity: expected a list of processor numbers for process {worker}, for example [{worker}], got "
+        f"{mask!r}; pass one list for each process, as in [[0], [1]]"
+    )

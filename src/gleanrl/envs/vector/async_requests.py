@@ -1,24 +1,32 @@
-"""Requests to the environments of an `AsyncEnvPool`, and the answers that wait to be received.
+"""Requests to single environments of an `AsyncEnvPool`, and the answers that wait to be received.
 
-`RequestHost` is the interface of the places that environments run in, `PoolMember` the receiving end of requests
-there, and `Requests` the sending end.
+`RequestHost` is the interface of the places that environments run in: `EnvThreads` here, and `EnvWorkerPool` for worker
+processes. `Requests` is the sending end, and `EnvMember` the receiving end.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from tensordict import TensorDictBase
 
 from gleanrl._os.clock import Deadline
+from gleanrl._os.threads import Workers, stack_of
+from gleanrl._process.worker import Timeouts
 from gleanrl._rollout.errors import StepFault
 from gleanrl.data.specs.mapping import Changes
-from gleanrl.envs.vector.members import MemberGroup, RandomRequest
-from gleanrl.errors import NotReadyError, PendingError, WorkerError
+from gleanrl.envs.vector.factories import Factory, with_own_copies
+from gleanrl.envs.vector.independence import require_independent
+from gleanrl.envs.vector.members import RESET, EnvMember
+from gleanrl.errors import ClosedError, NotReadyError, PendingError, WorkerError, WorkerTimeoutError
 
 
 class ReceivedAnswer(NamedTuple):
@@ -27,7 +35,7 @@ class ReceivedAnswer(NamedTuple):
     Attributes:
         env: number of the environment.
         number: number of the request.
-        value: the result of the `PoolMember` method. Its TensorDicts are not shared with the environment.
+        value: the result of the `EnvMember` method. Its TensorDicts are not shared with the environment.
         error: the exception that was raised, or the error of the environment's loss; None if there is none.
     """
 
@@ -52,7 +60,7 @@ class RequestHost(Protocol):
         """
 
     def post(self, env: int, number: int, name: str, arguments: tuple[Any, ...]) -> None:
-        """Request a call of a method of an environment's `PoolMember`.
+        """Request a call of a method of an environment's `EnvMember`.
 
         Raises:
             WorkerError: if the arguments can't be sent.
@@ -82,144 +90,12 @@ class RequestHost(Protocol):
         """
 
 
-class PoolMember:
-    """One environment of a pool, in its thread or process. It executes each request once.
-
-    The owner numbers its requests in ascending order. After an interrupt the owner may send a request again, since it
-    may not have sent all of it or may have dropped the answer. A request with the latest number isn't executed again:
-    the stored answer is returned. A request with a lower number raises, since only the latest answer is stored.
-
-    Args:
-        make: makes the environment, at the first request.
-
-    Attributes:
-        masked: whether a mask restricted the environment's actions after the last answer without an error; True before
-            the first one.
-    """
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make = make
-        self._group: MemberGroup | None = None
-        # An interrupt while a thread starts may leave a second thread that serves the same environment.
-        self._lock = threading.Lock()
-        self._number = -1
-        self._value: Any = None
-        self._error: BaseException | None = None
-        self._parsed: list[Any] = []
-        self.masked = True
-
-    def answer(self, number: int, name: str, arguments: tuple[Any, ...]) -> Any:
-        """Execute a request once, and return or raise its stored result.
-
-        Args:
-            number: number of the request.
-            name: one of the methods below.
-            arguments: arguments of that method.
-
-        Raises:
-            WorkerError: if a request with a higher number came before.
-            BaseException: the error of the request, also each time that it is sent again.
-        """
-        with self._lock:
-            if number > self._number:
-                self._number, self._value, self._error = number, None, None
-                try:
-                    self.construct()
-                    self._value = getattr(self, name)(*arguments)
-                    self.masked = self._live.masked()
-                except BaseException as error:
-                    self._error = error
-            if number < self._number:
-                raise WorkerError(
-                    f"request {number} ({name}) came after request {self._number}; it wasn't executed"
-                )
-            if self._error is not None:
-                raise self._error
-            return self._value
-
-    def construct(self) -> None:
-        """Make the environment, unless it exists."""
-        if self._group is None:
-            self._group = MemberGroup([self._make()])
-
-    @property
-    def _live(self) -> MemberGroup:
-        assert self._group is not None
-        return self._group
-
-    @property
-    def env(self) -> Any:
-        """The environment, which must exist."""
-        return self._live.envs[0]
-
-    def step(self, root: TensorDictBase) -> TensorDictBase:
-        """Take the action in `root` and return the contents of ``"next"``."""
-        outcome: TensorDictBase = self.env.step(root).get("next")
-        return outcome
-
-    def reset(self, root: TensorDictBase | None, kwargs: Mapping[str, Any]) -> TensorDictBase:
-        """Reset the environment and return the root of the new episode."""
-        result: TensorDictBase = self.env.reset(root, **kwargs)
-        return result
-
-    def step_and_maybe_reset(self, root: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
-        """Return the result of `step`, and the root of the following step."""
-        stepped, after = self.env.step_and_maybe_reset(root)
-        return stepped.get("next"), after
-
-    def action_spec(self) -> Any:
-        """Return the action spec with its present masks; None if it has no mask."""
-        return self._live.action_specs()[0]
-
-    def rand_action(self, root: TensorDictBase, seed: int) -> TensorDictBase:
-        """Return random actions for `root`, drawn with this seed."""
-        return self._live.rand_actions({0: RandomRequest(root, seed)})[0]
-
-    def set_seed(self, seed: int, static_seed: bool) -> None:
-        """Seed the environment."""
-        self._live.seed([seed], static_seed)
-
-    def attribute(self, name: str) -> tuple[bool, Any]:
-        """Return whether the attribute is callable, and its value if it isn't.
-
-        A bound method can't be sent to the owner, which calls it by name instead.
-        """
-        (value,) = self._live.attribute(name)
-        return (True, None) if callable(value) else (False, value)
-
-    def call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Call a method of the environment and return its result."""
-        return self._live.call(name, args, kwargs)[0]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the environment's state."""
-        return self._live.state_dicts()[0]
-
-    def parse_state(self, state: Any, strict: bool) -> None:
-        """Parse a state, and keep the value for `adopt_state`."""
-        self._parsed = self._live.parse_states([state], strict)
-
-    def adopt_state(self) -> None:
-        """Continue from the state that was parsed last."""
-        self._live.adopt_states(self._parsed)
-
-    def close(self) -> None:
-        """Close the environment, if it exists, after the request that is being executed."""
-        with self._lock:
-            if self._group is not None:
-                self._group.close()
-
-
-STEP, STEP_AND_RESET, RESET = "step", "step_and_maybe_reset", "reset"
-"""Methods of a `PoolMember`. Only a reset replaces a lost environment."""
-
-
 @dataclass
 class Request:
     """A request to one environment.
 
     Attributes:
-        name: the method of its `PoolMember`.
+        name: the method of its `EnvMember`.
         arguments: arguments of that method.
         number: number of the request.
         arrival: the answer; None before it arrives.
@@ -265,14 +141,20 @@ class Requests:
 
     Each environment has at most one request under way. An interrupt (Ctrl-C, or an exception of a signal handler)
     loses none of them. If a request may not have been sent, or its answer may have been dropped, it is sent again with
-    the same number. `PoolMember` executes it once.
+    the same number. `EnvMember` executes it once.
 
     Args:
         host: runs the environments.
+
+    Attributes:
+        host: see above.
+        is_started: whether the environments were made. It stays True after `close`.
+        is_closed: whether `close` was called.
     """
 
     def __init__(self, host: RequestHost) -> None:
-        self._host = host
+        self.host = host
+        self.is_started = self.is_closed = False
         self._numbers, self._arrived = itertools.count(1), itertools.count()
         self._pending: dict[int, Request] = {}
         # False while a pending request may be unsent, or its answer dropped: `_look` then sends it again.
@@ -283,10 +165,24 @@ class Requests:
         """The environments with a request that isn't received, ascending."""
         return sorted(self._pending)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is under way or waits to be received."""
+        return not self._pending
+
+    def may_be_masked(self, env: int) -> bool:
+        """Return whether a mask may restrict an environment's actions; see `RequestHost`."""
+        return self.host.may_be_masked(env)
+
+    def start(self) -> None:
+        """Make the environments; see `RequestHost.start`."""
+        self.host.start()
+        self.is_started = True
+
     def close(self) -> None:
         """Forget the pending requests and close the environments; raise the first error that one of them raised."""
-        self._pending = {}
-        self._host.close()
+        self.is_closed, self._pending = True, {}
+        self.host.close()
 
     # ---------------------------------------------------------------- asking
     def send(self, requests: Mapping[int, Request]) -> None:
@@ -310,10 +206,17 @@ class Requests:
             self._post(env, request)
         self._sure = sure
 
-    def ask(self, requests: Mapping[int, Request]) -> dict[int, Any]:
+    def ask(
+        self, name: str, arguments: Mapping[int, tuple[Any, ...]], during: str | None = None
+    ) -> dict[int, Any]:
         """Send one request to each environment, wait for all answers, and return the values by environment.
 
         Answers of other environments that arrive meanwhile are stored.
+
+        Args:
+            name: the method of `EnvMember`.
+            arguments: its arguments, by environment.
+            during: the operation, for messages; None for `name`.
 
         Raises:
             StepFault: if an environment raised or was lost meanwhile, or if the arguments of its request couldn't be
@@ -321,6 +224,7 @@ class Requests:
             WorkerError: if one was lost before and the request isn't a reset. No request is sent then.
             PendingError: if an answer of one of the environments wasn't received.
         """
+        requests = {env: Request(name, own) for env, own in sorted(arguments.items())}
         self._check_free(requests)
         self._renew(requests)
         for env, request in requests.items():
@@ -328,10 +232,10 @@ class Requests:
             self._post(env, request)
         while any(request.arrival is None for request in requests.values()):
             self._look(Deadline(None), requests)
-        for env, request in sorted(requests.items()):
+        for env, request in requests.items():
             if request.error is not None:
-                raise StepFault(0, env, request.name, request.error)
-        return {env: requests[env].value for env in sorted(requests)}
+                raise StepFault(0, env, during or name, request.error)
+        return {env: request.value for env, request in requests.items()}
 
     def _check_free(self, envs: Collection[int]) -> None:
         busy = {env: request.name for env, request in self._pending.items() if env in envs}
@@ -342,19 +246,19 @@ class Requests:
             )
 
     def _renew(self, requests: Mapping[int, Request]) -> None:
-        lost = {env: loss for env in requests if (loss := self._host.loss(env)) is not None}
+        lost = {env: loss for env in requests if (loss := self.host.loss(env)) is not None}
         for env, loss in lost.items():
             if requests[env].name != RESET:
                 raise type(loss)(f"environment {env} is lost until it is reset: {loss}") from loss
         for env in lost:
             self._sure = False  # the new process doesn't know the pending requests of its other environments
-            self._host.renew(env)
+            self.host.renew(env)
 
     def _post(self, env: int, request: Request) -> None:
-        loss = self._host.loss(env)
+        loss = self.host.loss(env)
         try:
             if loss is None:
-                self._host.post(env, request.number, request.name, request.arguments)
+                self.host.post(env, request.number, request.name, request.arguments)
         except WorkerError as error:  # the arguments can't be sent: the error becomes the answer
             loss = error
         if loss is not None:
@@ -419,7 +323,7 @@ class Requests:
         if not self._sure and self._post_again():
             return True
         self._sure = False  # an interrupt inside `wait` may drop an answer that has arrived
-        arrival = self._host.wait(deadline)
+        arrival = self.host.wait(deadline)
         Changes.note()  # the environment may have set a mask: cached conclusions about specs become invalid
         if arrival is not None:
             request = (direct or {}).get(arrival.env) or self._pending.get(arrival.env)
@@ -440,3 +344,185 @@ class Requests:
     def _take(self, arrival: ReceivedAnswer, request: Request) -> None:
         if request.arrival is None:
             request.order, request.arrival = next(self._arrived), arrival
+
+
+_CLOSED = -1
+"""Request number in the answer that reports a closed environment."""
+
+
+class _Thread:
+    """An environment and its thread, which makes, steps and closes it."""
+
+    def __init__(self, env: int, factory: Factory) -> None:
+        self.workers = Workers(1, f"gleanrl-environment-{env}")
+        self.member = EnvMember(factory)
+        self.ident: int | None = None
+        self.masked = True
+
+
+class _Due(NamedTuple):
+    number: int
+    name: str
+    seconds: float | None
+    deadline: Deadline
+
+
+class EnvThreads:
+    """A `RequestHost` of environments in threads, one each.
+
+    Python can't stop a thread from outside. The thread of a hanging environment is abandoned; it closes the
+    environment if the hanging call ever returns.
+
+    Args:
+        makers: one factory for each environment.
+        timeouts: how long environments may take.
+    """
+
+    def __init__(self, makers: Sequence[Factory], timeouts: Timeouts) -> None:
+        self._makers, self._timeouts = with_own_copies(makers), timeouts
+        self._arrivals: SimpleQueue[ReceivedAnswer] = SimpleQueue()
+        self._due: dict[int, _Due] = {}
+        self._lost: dict[int, WorkerError] = {}
+        self._threads = [_Thread(env, factory) for env, factory in enumerate(self._makers)]
+
+    def start(self) -> None:
+        """Make the environments, each in its thread; after an error, close them.
+
+        Raises:
+            StepFault: if one can't be made.
+            InvalidArgumentError: if two of them step the same object.
+        """
+        try:
+            for env in range(len(self._threads)):
+                self.post(env, 0, "construct", ())
+            while self._due:
+                arrival = self.wait(Deadline(None))
+                if arrival is not None and arrival.error is not None:
+                    raise StepFault(0, arrival.env, "construction", arrival.error)
+            require_independent(self.envs)
+        except BaseException:
+            with suppress(Exception):  # the error of the start matters more than one of the clean-up
+                self.close()
+            raise
+
+    @property
+    def envs(self) -> list[Any]:
+        """The environments, which must exist."""
+        return [thread.member.env for thread in self._threads]
+
+    def post(self, env: int, number: int, name: str, arguments: tuple[Any, ...]) -> None:
+        """Request a call of a method of an environment's `EnvMember`, in the caller's grad mode."""
+        thread = self._threads[env]
+        if thread.workers.forked:
+            raise ClosedError(
+                "threads serve the process that started them, not its forks; make a new pool there"
+            )
+        seconds = self._timeouts.start_s if thread.ident is None else self._timeouts.work_s
+        self._due[env] = _Due(number, name, seconds, Deadline(seconds))
+        call = partial(_answer, thread, number, name, arguments, torch.is_grad_enabled())
+        thread.workers.start(partial(_work, thread, self._arrivals, env, number, call))
+
+    def wait(self, deadline: Deadline) -> ReceivedAnswer | None:
+        """Return the next answer; see `RequestHost.wait`. A request that takes too long is answered by its loss."""
+        while self._due:
+            # Waiting ends at the earliest of the caller's deadline and the deadlines of all requests.
+            limits = [deadline, *(due.deadline for due in self._due.values())]
+            left = [seconds for limit in limits if (seconds := limit.remaining()) is not None]
+            try:
+                arrival = self._arrivals.get(timeout=min(left, default=None))
+            except Empty:
+                late = next((env for env, due in self._due.items() if due.deadline.passed()), None)
+                if late is not None:
+                    return self._give_up(late)
+                if deadline.passed():
+                    return None
+                continue
+            # An answer that isn't due is that of a request that was given up.
+            due = self._due.get(arrival.env)
+            if due is not None and due.number == arrival.number:
+                del self._due[arrival.env]
+                return arrival
+        return None
+
+    def _give_up(self, env: int) -> ReceivedAnswer:
+        """Mark an environment as lost, and return the error as the answer to its request."""
+        due, thread = self._due[env], self._threads[env]
+        error = WorkerTimeoutError(
+            f"its thread hasn't got on for {due.seconds:g} s during its {due.name}; {stack_of(thread.ident)}"
+        )
+        self._lost[env] = error
+        # Runs in the same thread, once the hanging call has returned.
+        thread.workers.start(thread.member.close)
+        del self._due[env]
+        return ReceivedAnswer(env, due.number, None, error)
+
+    def loss(self, env: int) -> WorkerError | None:
+        """Return the error of an environment's loss; None if it isn't lost."""
+        return self._lost.get(env)
+
+    def may_be_masked(self, env: int) -> bool:
+        """Return whether a mask restricted the environment's actions after its last answer; True before the first."""
+        return self._threads[env].masked
+
+    def renew(self, env: int) -> None:
+        """Replace a lost environment by a new one in a new thread, which makes it at the next request."""
+        self._threads[env] = _Thread(env, self._makers[env])
+        self._lost.pop(env, None)
+
+    def close(self) -> None:
+        """Close the environments, each in its thread.
+
+        An environment that doesn't close within `Timeouts.close_s` is closed by its thread later. Lost environments
+        are skipped, since their threads close them.
+
+        Raises:
+            Exception: the first error that one of them raised.
+        """
+        deadline, first = Deadline(self._timeouts.close_s), None
+        threads = {
+            env: thread
+            for env, thread in enumerate(self._threads)
+            if env not in self._lost and not thread.workers.forked
+        }
+        for env, thread in threads.items():
+            thread.workers.start(partial(_work, thread, self._arrivals, env, _CLOSED, thread.member.close))
+        waiting = set(threads)
+        while waiting:
+            try:
+                arrival = self._arrivals.get(timeout=deadline.remaining())
+            except Empty:
+                break
+            if arrival.number == _CLOSED:
+                waiting.discard(arrival.env)
+                first = first or arrival.error
+        self._due, self._threads = {}, []
+        if first is not None:
+            raise first
+
+
+def _work(
+    thread: _Thread, arrivals: SimpleQueue[ReceivedAnswer], env: int, number: int, call: Callable[[], Any]
+) -> None:
+    """Execute a request in the environment's thread, and queue its answer."""
+    thread.ident = threading.get_ident()
+    try:
+        value = call()
+    except BaseException as error:
+        arrivals.put(ReceivedAnswer(env, number, None, error))
+    else:
+        arrivals.put(ReceivedAnswer(env, number, value))
+
+
+def _answer(thread: _Thread, number: int, name: str, arguments: tuple[Any, ...], has_grad: bool) -> Any:
+    """Call `EnvMember.answer` with copied TensorDicts, in the grad mode of the thread that sent the request."""
+    with torch.set_grad_enabled(has_grad):
+        value = _own(thread.member.answer(number, name, _own(arguments)))
+        thread.masked = thread.member.masked()
+    return value
+
+
+def _own(value: Any) -> Any:
+    """Return `value` with copies of its TensorDicts: the environment may write to its inputs and outputs later."""
+    if type(value) is tuple:  # a NamedTuple or torch.Size would lose its type
+        return tuple(_own(item) for item in value)
+    return value.clone() if isinstance(value, TensorDictBase) else value

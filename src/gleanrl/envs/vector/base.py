@@ -45,7 +45,7 @@ from gleanrl.envs.vector.factories import (
     stacked_spec,
 )
 from gleanrl.envs.vector.independence import require_independent
-from gleanrl.envs.vector.members import RandomRequest, ResetRequest, member_states
+from gleanrl.envs.vector.members import RANDOM, RESET, STEP, member_states
 from gleanrl.errors import (
     EnvironmentContractError,
     InvalidArgumentError,
@@ -164,6 +164,9 @@ class BatchedEnv(EnvBase):
     in_process = False
     """Whether the members live in this process."""
 
+    _runner: Any = None
+    """See `runner`; None before the first attempt to start the batch."""
+
     def __init__(
         self, num_envs: Any, create_env_fn: Any, create_env_kwargs: Any, options: BatchOptions
     ) -> None:
@@ -263,13 +266,8 @@ class BatchedEnv(EnvBase):
         root = self._blank() if tensordict is None else tensordict
         parts = self._rows_of(root)
         seeds = torch.randint(torch.iinfo(torch.int64).max, (len(parts),), device="cpu").tolist()
-        requests = {
-            i: RandomRequest(part, seed) for (i, part), seed in zip(parts.items(), seeds, strict=True)
-        }
-        try:
-            drawn = list(self._rand_members(requests).values())
-        except StepFault as fault:
-            raise explain(fault, self) from fault.cause
+        requests = {i: (part, seed) for (i, part), seed in zip(parts.items(), seeds, strict=True)}
+        drawn = self._ask(RANDOM, requests)
         one = root.ndim < self.ndim
         return root.update(moved(drawn[0], self.device) if one else self._together(drawn))
 
@@ -279,21 +277,8 @@ class BatchedEnv(EnvBase):
 
     # ------------------------------------------------------------ for subclasses
     @abstractmethod
-    def _live_specs(self, members: Sequence[int]) -> dict[int, Any]:
-        """Return the action spec of each of `members` that can be asked; None for a member without a mask."""
-
-    @abstractmethod
-    def _rand_members(self, requests: Mapping[int, RandomRequest]) -> dict[int, TensorDictBase]:
-        """Return random actions of some of the members; raise `StepFault` if one raised."""
-
-    @property
-    @abstractmethod
-    def is_started(self) -> bool:
-        """Whether the members were made. It stays True after `close`."""
-
-    @abstractmethod
-    def _start(self, makers: Sequence[Factory]) -> None:
-        """Make the members, one from each factory."""
+    def _make_runner(self, makers: Sequence[Factory]) -> Any:
+        """Return a runner of members that the factories make; `start` starts it. See `runner`."""
 
     @property
     def live_members(self) -> Sequence[Any]:
@@ -313,51 +298,105 @@ class BatchedEnv(EnvBase):
             self.start()
         return self.live_members if self.is_started else existing(self._factories)
 
-    @abstractmethod
-    def _end(self) -> None:
-        """Close the members, including members of an interrupted start; do nothing if there are none."""
+    # ---------------------------------------------------------------- members
+    @property
+    def runner(self) -> Any:
+        """The caller of the members: a `MemberGroup`, an `EnvWorkerPool`, or the `Requests` of an `AsyncEnvPool`."""
+        assert self._runner is not None
+        return self._runner
 
-    @abstractmethod
-    def _forget(self) -> None:
-        """Return to the unstarted state, after the members were closed."""
+    def _ask(
+        self, name: str, requests: Mapping[int, tuple[Any, ...]], during: str | None = None
+    ) -> list[Any]:
+        """Call a method of some members; return the results in the order of `requests`.
 
-    @abstractmethod
-    def _step_members(self, roots: Sequence[TensorDictBase | None]) -> list[TensorDictBase]:
+        Args:
+            name: the method of `EnvMember`.
+            requests: its arguments, by member.
+            during: the operation, for messages; None for `name`.
+
+        Raises:
+            GleanError: if a member raised; see `explain`.
+        """
+        try:
+            answers = self.runner.ask(name, requests, during)
+        except StepFault as fault:
+            raise explain(fault, self) from fault.cause
+        return [answers[member] for member in requests]
+
+    def _ask_all(self, name: str, *arguments: Any, during: str | None = None) -> list[Any]:
+        return self._ask(name, dict.fromkeys(range(self.num_workers), arguments), during)
+
+    def _live_specs(self, members: Sequence[int]) -> dict[int, Any]:
+        """Return the action spec of each of `members` that can be asked; None for a member without a mask."""
+        asked = [member for member in members if self.runner.may_be_masked(member)]
+        specs = self._ask("action_spec", dict.fromkeys(asked, ())) if asked else []
+        return dict.fromkeys(members) | dict(zip(asked, specs, strict=True))
+
+    def _step_members(self, roots: Sequence[TensorDictBase | None]) -> list[Any]:
         """Step every member that has a root; return the outcomes, None for the other members.
 
         Raises:
             StepFault: if a member raised.
         """
+        requests = {member: (root,) for member, root in enumerate(roots) if root is not None}
+        answers = self.runner.ask(STEP, requests)
+        return [answers.get(member) for member in range(len(roots))]
 
-    @abstractmethod
-    def _reset_members(self, requests: Mapping[int, ResetRequest]) -> dict[int, TensorDictBase]:
-        """Reset some of the members and return their roots; raise `StepFault` if one raised."""
+    def _reset_members(
+        self, requests: Mapping[int, tuple[TensorDictBase | None, Mapping[str, Any]]]
+    ) -> dict[int, TensorDictBase]:
+        """Reset some members and return their roots.
 
-    @abstractmethod
+        Args:
+            requests: by member: the input of its `reset`, with the ``"_reset"`` masks or None, and keyword arguments.
+
+        Raises:
+            StepFault: if a member raised.
+        """
+        roots: dict[int, TensorDictBase] = self.runner.ask(RESET, requests)
+        return roots
+
     def _seed_members(self, seeds: Sequence[int], static_seed: bool) -> None:
-        """Seed every member."""
+        self._ask("set_seed", {member: (seed, static_seed) for member, seed in enumerate(seeds)})
 
-    @abstractmethod
     def _attribute(self, name: str) -> Any:
         """Return the list of the members' attributes, or a function that calls the method of every member."""
+        answers = self._ask_all("attribute", name, during=name)
+        if not all(is_callable for is_callable, _ in answers):
+            return [value for _, value in answers]
 
-    @abstractmethod
+        def method(*args: Any, **kwargs: Any) -> list[Any]:
+            self.start()
+            return self._ask_all("call", name, args, kwargs, during=name)
+
+        method.__name__ = name
+        return method
+
     def _member_states(self) -> list[dict[str, Any]]:
         """Return the state of every member."""
+        return self._ask_all("state_dict")
 
-    def _states_at_the_end(self) -> list[dict[str, Any]] | None:
-        """Return the state of every member before it is closed; None if a member is busy."""
-        return self._member_states()
-
-    @abstractmethod
     def _parse_members(self, states: Sequence[Any], strict: bool) -> Any:
         """Parse a state for every member, without a change; return the value for `adopt_state`."""
+        requests = {member: (state, strict) for member, state in enumerate(states)}
+        self._ask("parse_state", requests, "load_state_dict")
 
-    @abstractmethod
     def adopt_state(self, value: Any) -> None:
-        """Let every member continue from its parsed state."""
+        """Let every member continue from the state that it parsed last; do nothing if the members were closed.
+
+        `value` is ignored, since members in workers and threads keep the parsed states.
+        """
+        # After an interrupt this is called a second time, possibly after the workers were ended.
+        if not self.runner.is_closed:
+            self._ask_all("adopt_state", during="load_state_dict")
 
     # ------------------------------------------------------------------- life
+    @property
+    def is_started(self) -> bool:
+        """Whether the members were made. It stays True after `close`."""
+        return self._runner is not None and self._runner.is_started
+
     @property
     def is_closed(self) -> bool:
         """Whether there are no live members: the batch hasn't been started, or was closed."""
@@ -371,6 +410,12 @@ class BatchedEnv(EnvBase):
     def was_closed(self) -> bool:
         """Whether the batch was closed."""
         return self._closed
+
+    def _check_open(self) -> None:
+        runner = self._runner
+        if runner is not None and runner.is_started and runner.is_closed and not self._closed:
+            self.close()  # the loss of a worker has ended the workers
+        super()._check_open()
 
     def start(self) -> None:
         """Make the members, unless they exist. The first use of the batch calls it.
@@ -386,7 +431,12 @@ class BatchedEnv(EnvBase):
         if not self.is_started:
             try:
                 self._cap.apply()
-                self._start(self._factories)
+                self._end()  # an earlier start may have been interrupted twice, which leaves its workers running
+                self._runner = self._make_runner(self._factories)
+                self._runner.start()
+            except StepFault as fault:
+                self._cap.lift()
+                raise explain(fault, self) from fault.cause
             except BaseException:
                 self._cap.lift()
                 raise
@@ -403,8 +453,10 @@ class BatchedEnv(EnvBase):
         if self._ended:
             return
         if self.is_started and not self._closed:
-            with suppress(Exception):  # a member that can't give its state can still be closed
-                self._last_states = self._states_at_the_end() or self._last_states
+            # A batch with requests under way doesn't wait for members that are busy or hang. A member that can't give
+            # its state can still be closed.
+            with suppress(Exception):
+                self._last_states = self._member_states() if self.runner.is_idle else self._last_states
         self.is_closed = True
         self._cap.lift()
         try:
@@ -414,10 +466,15 @@ class BatchedEnv(EnvBase):
             raise
         self._ended = True
 
+    def _end(self) -> None:
+        """Close the members, including members of an interrupted start."""
+        if self._runner is not None:
+            self._runner.close()
+
     def _reopen(self) -> None:
         if not self._ended:
             return
-        self._forget()
+        self._runner = None
         self.is_closed = self._ended = False
         try:
             self.start()
@@ -514,13 +571,13 @@ class BatchedEnv(EnvBase):
         self.start()
         each = self._kwargs_of_each(kwargs)
         if tensordict is None:
-            requests = {i: ResetRequest(None, each[i]) for i in range(self.num_workers)}
-            return self._together(list(self._reset_some(requests).values()))
+            everybody = {i: (None, each[i]) for i in range(self.num_workers)}
+            return self._together(list(self._reset_some(everybody).values()))
         parts = self._parts(tensordict)
         masks = reset_masks(tensordict, [as_path(key)[:-1] for key in self.reset_keys])
         rows = reset_rows(masks, self.batch_size).reshape(self.num_workers, -1).any(-1) if masks else None
         wanted = [rows is None or bool(rows[i]) for i in range(self.num_workers)]
-        requests = {i: ResetRequest(parts[i], each[i]) for i in range(self.num_workers) if wanted[i]}
+        requests = {i: (parts[i], each[i]) for i in range(self.num_workers) if wanted[i]}
         roots = self._reset_some(requests)
         unchanged = {
             i: self._unchanged_row(parts[i], roots) for i in range(self.num_workers) if not wanted[i]
@@ -538,7 +595,7 @@ class BatchedEnv(EnvBase):
             )
         return [{**kwargs, **own} for own in kwargs_list]
 
-    def _reset_some(self, requests: Mapping[int, ResetRequest]) -> dict[int, TensorDictBase]:
+    def _reset_some(self, requests: Mapping[int, Any]) -> dict[int, TensorDictBase]:
         try:
             return self._reset_members(requests)
         except StepFault as fault:

@@ -1,13 +1,14 @@
-"""A group of live environments in one process, stepped and reset by TensorDicts.
+"""The environments of a batch that live in one process, and the requests to them.
 
-`SerialEnv` has one group of all its members. Each worker of a `ParallelEnv` has a group of its share.
+`SerialEnv` has a group of all its members, and each worker process has a group of its share. A thread of an
+`AsyncEnvPool` has one member. Add a kind of request as a method of `EnvMember`.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import suppress
 from typing import Any, Protocol
 
 from tensordict import TensorDictBase
@@ -22,7 +23,142 @@ from gleanrl.data.specs import from_torchrl, is_masked
 from gleanrl.envs.env_state import adopt_state, parse_state
 from gleanrl.envs.vector.factories import Factory, with_own_copies
 from gleanrl.envs.vector.independence import require_independent
-from gleanrl.errors import MissingKeyError
+from gleanrl.errors import MissingKeyError, WorkerError
+
+STEP, STEP_AND_RESET, RESET, RANDOM = "step", "step_and_maybe_reset", "reset", "rand_action"
+TENSORDICT_REQUESTS = (STEP, STEP_AND_RESET, RESET, RANDOM)
+"""The methods of `EnvMember` that take and return TensorDicts."""
+
+
+class EnvMember:
+    """One environment of a batch. Its public methods are the requests to it; batches call them by name.
+
+    The owner of a thread or process numbers its requests in ascending order (`answer`). After an interrupt the owner
+    may send a request again, since it may not have sent all of it or may have dropped the answer. A request with the
+    latest number isn't executed again: the stored answer is returned. A request with a lower number raises, since only
+    the latest answer is stored.
+
+    Args:
+        make: makes the environment, at the first request.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._env: Any = None
+        self._masks: MaskWatch | None = None
+        # An interrupt while a thread starts may leave a second thread that serves the same environment.
+        self._lock = threading.Lock()
+        self._number = -1
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._parsed: Any = None
+
+    def answer(self, number: int, name: str, arguments: tuple[Any, ...]) -> Any:
+        """Execute a request once, and return or raise its stored result.
+
+        Args:
+            number: number of the request.
+            name: one of the methods below.
+            arguments: arguments of that method.
+
+        Raises:
+            WorkerError: if a request with a higher number came before.
+            BaseException: the error of the request, also each time that it is sent again.
+        """
+        with self._lock:
+            if number > self._number:
+                self._number, self._value, self._error = number, None, None
+                try:
+                    self.construct()
+                    self._value = getattr(self, name)(*arguments)
+                except BaseException as error:
+                    self._error = error
+            if number < self._number:
+                raise WorkerError(
+                    f"request {number} ({name}) came after request {self._number}; it wasn't executed"
+                )
+            if self._error is not None:
+                raise self._error
+            return self._value
+
+    def construct(self) -> None:
+        """Make the environment, unless it exists."""
+        if self._env is None:
+            env = self._make()
+            self._env, self._masks = env, MaskWatch(env)
+
+    @property
+    def env(self) -> Any:
+        """The environment, which must exist."""
+        assert self._env is not None
+        return self._env
+
+    def masked(self) -> bool:
+        """Return whether a mask restricts the actions at present; fast as long as there is none."""
+        return self._masks is None or self._masks.present()
+
+    def step(self, root: TensorDictBase) -> TensorDictBase:
+        """Take the action in `root` and return the contents of ``"next"``."""
+        outcome: TensorDictBase = self.env.step(root).get("next")
+        return outcome
+
+    def reset(self, root: TensorDictBase | None, kwargs: Mapping[str, Any]) -> TensorDictBase:
+        """Reset the environment, for `root` with its ``"_reset"`` masks or None, and return the new root."""
+        result: TensorDictBase = self.env.reset(root, **kwargs)
+        return result
+
+    def step_and_maybe_reset(self, root: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
+        """Return the result of `step`, and the root of the following step."""
+        stepped, after = self.env.step_and_maybe_reset(root)
+        return stepped.get("next"), after
+
+    def action_spec(self) -> Any:
+        """Return a copy of the action spec with its present masks; None if it has no mask."""
+        spec = from_torchrl(live_actions(self.env))
+        return spec.clone() if is_masked(spec) else None
+
+    def rand_action(self, root: TensorDictBase, seed: int) -> TensorDictBase:
+        """Return random actions for `root`, without other entries.
+
+        Torch's global generator gets this seed for the draw, and its former state afterwards.
+        """
+        with OwnedTorchGenerator(seed).as_global():
+            drawn: TensorDictBase = self.env.rand_action(root).select(*self.env.action_keys)
+        return drawn
+
+    def set_seed(self, seed: int, static_seed: bool) -> None:
+        """Seed the environment."""
+        self.env.set_seed(seed, static_seed=static_seed)
+
+    def attribute(self, name: str) -> tuple[bool, Any]:
+        """Return whether the attribute is callable, and its value if it isn't.
+
+        A bound method can't be sent to the owner, which calls it by name instead.
+        """
+        value = getattr(self.env, name)
+        return (True, None) if callable(value) else (False, value)
+
+    def call(self, name: str, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call a method of the environment and return its result."""
+        return getattr(self.env, name)(*args, **kwargs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the environment's state."""
+        return dict(self.env.state_dict())
+
+    def parse_state(self, state: Any, strict: bool) -> None:
+        """Parse a state, and keep the value for `adopt_state`."""
+        self._parsed = parse_state(self.env, state, strict)
+
+    def adopt_state(self) -> None:
+        """Continue from the state that was parsed last."""
+        adopt_state(self.env, self._parsed)
+
+    def close(self) -> None:
+        """Close the environment if it exists and isn't closed, after the request that is being executed."""
+        with self._lock:
+            if self._env is not None and not is_closed(self._env):
+                self._env.close()
 
 
 class MemberPosition(Protocol):
@@ -35,181 +171,112 @@ class MemberPosition(Protocol):
         """Set an entry."""
 
 
-STEP, RESET = "step", "reset"
-
-
-@dataclass(frozen=True)
-class ResetRequest:
-    """A reset of one environment.
-
-    Attributes:
-        tensordict: the input of its `reset`, with the ``"_reset"`` masks; None for no input.
-        kwargs: keyword arguments of its `reset`.
-    """
-
-    tensordict: TensorDictBase | None = None
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class RandomRequest:
-    """A draw of random actions by one environment.
-
-    Attributes:
-        tensordict: its root.
-        seed: seed of torch's global generator during the draw.
-    """
-
-    tensordict: TensorDictBase
-    seed: int
-
-
 class MemberGroup:
     """Owns several environments and calls them one after the other. One thread at a time may use it.
 
     Args:
-        envs: the environments.
+        factories: one for each environment. An existing environment that several factories hold is copied for all but
+            the first.
         position: its first entry is set to the number of an environment before that environment is called. In a worker
             it is shared memory: the owner process reads it to report where the worker hangs or died.
+
+    Attributes:
+        members: the environments.
+        is_started: whether all environments were made. It stays True after `close`.
+        is_closed: whether the owner must make a new group; always False.
+        is_idle: whether the members accept requests; always True.
     """
 
-    def __init__(self, envs: Sequence[Any], position: MemberPosition | None = None) -> None:
-        self.envs = tuple(envs)
+    is_closed, is_idle = False, True
+
+    def __init__(self, factories: Sequence[Factory], position: MemberPosition | None = None) -> None:
+        self.members = tuple(map(EnvMember, with_own_copies(factories)))
         self.position: MemberPosition = [0] if position is None else position
-        self._masks = [MaskWatch(env) for env in self.envs]
+        self.is_started = False
 
     def __len__(self) -> int:
         """Return the number of environments."""
-        return len(self.envs)
+        return len(self.members)
 
-    def each(self) -> Iterator[Any]:
-        """Yield the environments in order, and set `position` to the number of each."""
-        for index, env in enumerate(self.envs):
-            self.position[0] = index
-            yield env
-
-    # ------------------------------------------------------------------ steps
-    def step(self, roots: Sequence[TensorDictBase | None]) -> list[Any]:
-        """Step each environment that has a root; return the contents of ``"next"``, None for the other environments.
+    def start(self) -> None:
+        """Make the environments. If an error occurs, close the environments before it, existing ones too.
 
         Raises:
-            StepFault: if an environment raised. The environments before it have been stepped.
+            InvalidArgumentError: two of them step the same object.
+            Exception: any error of a factory.
         """
-        with self._faults(STEP):
-            return [
-                None if root is None else env.step(root).get("next")
-                for env, root in zip(self.each(), roots, strict=True)
-            ]
-
-    def reset(self, requests: Mapping[int, ResetRequest]) -> dict[int, TensorDictBase]:
-        """Reset the environments of `requests`, which are keyed by number; return their roots.
-
-        Raises:
-            StepFault: if an environment raised. The environments before it have been reset.
-        """
-        out = {}
-        with self._faults(RESET):
-            for index, request in requests.items():
-                self.position[0] = index
-                out[index] = self.envs[index].reset(request.tensordict, **request.kwargs)
-        return out
-
-    # -------------------------------------------------------- random actions
-    def action_specs(self) -> list[Any]:
-        """Return a copy of each environment's action spec with its present masks; None if it has no mask."""
-        specs = [from_torchrl(live_actions(env)) for env in self.each()]
-        return [spec.clone() if is_masked(spec) else None for spec in specs]
-
-    def masked(self) -> bool:
-        """Return whether a mask restricts an environment's actions at present; fast as long as there is none."""
-        return any(mask.present() for mask in self._masks)
-
-    def rand_actions(self, requests: Mapping[int, RandomRequest]) -> dict[int, TensorDictBase]:
-        """Return random actions of the environments of `requests`, which are keyed by number, without other entries.
-
-        Torch's global generator is seeded for each draw, and restored after it.
-
-        Raises:
-            StepFault: if an environment raised.
-        """
-        out = {}
-        with self._faults("rand_action"):
-            for index, request in requests.items():
-                self.position[0] = index
-                env = self.envs[index]
-                with OwnedTorchGenerator(request.seed).as_global():
-                    out[index] = env.rand_action(request.tensordict).select(*env.action_keys)
-        return out
-
-    @contextmanager
-    def _faults(self, during: str) -> Iterator[None]:
         try:
-            yield
+            for member in self._each():
+                member.construct()
+            require_independent(self.envs)
+        except BaseException:
+            with suppress(Exception):  # the error of the construction matters more than one of the clean-up
+                self.close()
+            raise
+        self.is_started = True
+
+    @property
+    def envs(self) -> tuple[Any, ...]:
+        """The environments, which must exist."""
+        return tuple(member.env for member in self.members)
+
+    def _each(self) -> Iterator[EnvMember]:
+        for index, member in enumerate(self.members):
+            self.position[0] = index
+            yield member
+
+    # -------------------------------------------------------------- requests
+    def ask(
+        self, name: str, requests: Mapping[int, tuple[Any, ...]], during: str | None = None
+    ) -> dict[int, Any]:
+        """Call a method of some members and return the results by member.
+
+        An error ends the call. The members before it have answered.
+
+        Args:
+            name: the method of `EnvMember`.
+            requests: its arguments, by member.
+            during: the operation, for messages; None for `name`.
+
+        Raises:
+            StepFault: if a step, a reset or a random action raised.
+            Exception: an error of another request.
+        """
+        try:
+            return {
+                index: getattr(member, name)(*arguments) for index, member, arguments in self._named(requests)
+            }
         except Exception as cause:
-            raise StepFault(0, self.position[0], during, cause) from cause
+            if name not in TENSORDICT_REQUESTS:
+                raise
+            raise StepFault(0, self.position[0], during or name, cause) from cause
 
-    # -------------------------------------------------------------- dispatch
-    def seed(self, seeds: Sequence[int], static_seed: bool) -> None:
-        """Seed each environment, in order. An error of one is raised unchanged, also in the methods below."""
-        for env, seed in zip(self.each(), seeds, strict=True):
-            env.set_seed(seed, static_seed=static_seed)
+    def answer(self, number: int, name: str, requests: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """Let some members answer a request; see `EnvMember.answer`. Errors are raised unchanged."""
+        return {
+            index: member.answer(number, name, arguments)
+            for index, member, arguments in self._named(requests)
+        }
 
-    def attribute(self, name: str) -> list[Any]:
-        """Return the attribute of each environment."""
-        return [getattr(env, name) for env in self.each()]
+    def _named(
+        self, requests: Mapping[int, tuple[Any, ...]]
+    ) -> Iterator[tuple[int, EnvMember, tuple[Any, ...]]]:
+        for index, arguments in requests.items():
+            self.position[0] = index
+            yield index, self.members[index], arguments
 
-    def call(self, name: str, args: Iterable[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """Call a method of each environment and return the results."""
-        return [getattr(env, name)(*args, **kwargs) for env in self.each()]
-
-    def state_dicts(self) -> list[dict[str, Any]]:
-        """Return the state of each environment."""
-        return [dict(env.state_dict()) for env in self.each()]
-
-    def parse_states(self, states: Sequence[Any], strict: bool) -> list[Any]:
-        """Parse a state for each environment and return the values; change no environment."""
-        return [parse_state(env, state, strict) for env, state in zip(self.each(), states, strict=True)]
-
-    def adopt_states(self, values: Sequence[Any]) -> None:
-        """Let each environment continue from its parsed state."""
-        for env, value in zip(self.each(), values, strict=True):
-            adopt_state(env, value)
+    def may_be_masked(self, index: int) -> bool:
+        """Return whether a mask restricts a member's actions at present."""
+        return self.members[index].masked()
 
     # ------------------------------------------------------------------ ends
     def steppers(self, rules: EpisodeRules, on_host: bool = False) -> list[Stepper]:
         """Return a new stepper for each environment; see `make_stepper`."""
-        return [make_stepper(env, rules, on_host) for env in self.each()]
+        return [make_stepper(member.env, rules, on_host) for member in self._each()]
 
     def close(self) -> None:
         """Close every environment that isn't closed, then raise the first error that one of them raised."""
-        close_all([env.close for env in self.envs if not is_closed(env)])
-
-
-def make_all(factories: Sequence[Factory], position: MemberPosition | None = None) -> list[Any]:
-    """Return one environment of each factory. If an error occurs, close the environments before it, existing ones too.
-
-    An existing environment that several factories hold is copied for all but the first.
-
-    Args:
-        factories: one for each environment.
-        position: its first entry is set to the number of an environment before it is made; None for no record.
-
-    Raises:
-        InvalidArgumentError: two of them step the same object.
-        Exception: any error of a factory.
-    """
-    made: list[Any] = []
-    try:
-        for index, factory in enumerate(with_own_copies(factories)):
-            if position is not None:
-                position[0] = index
-            made.append(factory())
-        require_independent(made)
-    except BaseException:
-        with suppress(Exception):  # the error of the construction matters more than one of the clean-up
-            close_all([env.close for env in made])
-        raise
-    return made
+        close_all([member.close for member in self.members])
 
 
 def close_all(closers: Iterable[Callable[[], object]]) -> None:

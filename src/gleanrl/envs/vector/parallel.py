@@ -1,285 +1,298 @@
-"""`ParallelEnv`, a batch of environments in worker processes, and `EnvWorkerPool`, its worker pool.
+"""`ParallelEnv`, a batch of environments in worker processes, and `ParallelStepper`, its stepper.
 
-`EnvWorkerPool` distributes the environments over workers and attributes an error to its environment.
+The stepper steps the environments into a block in shared memory. The block is lent: the policy and the workers write to
+the same rows, and no row is copied. The consumer of the batch copies the block once, one whole column at a time
+(`Block.owned`), which takes a dozen calls for each batch. Copies of rows would take a dozen calls for each step. Rows
+are copied only if the block is not in this shared memory, for example in a batch of batches.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import torch
 from tensordict import TensorDictBase
 
+from gleanrl._arrays.allocate import BufferPool
+from gleanrl._arrays.block import Block
 from gleanrl._arrays.devices import on_cpu
-from gleanrl._process.shared_columns import SharedSegment
-from gleanrl._process.worker import Timeouts, WorkerPlan
-from gleanrl._process.worker_pool import WorkerAnswer, WorkerPool
-from gleanrl._rollout.errors import StepFault, explain
+from gleanrl._arrays.ragged import Leaf, ObjectColumn, cat_leaves
+from gleanrl._arrays.schema import Schema
+from gleanrl._arrays.tensordicts import Path
+from gleanrl._process.shared_columns import Region, SharedRows
+from gleanrl._process.worker import Timeouts
+from gleanrl._rollout.errors import StepFault
 from gleanrl._rollout.protocol import FREELY, EpisodeRules, Lease, Stepper
 from gleanrl._util import is_native, positive_or_none
-from gleanrl.data.specs.mapping import Changes
 from gleanrl.envs.base import REPLACED
 from gleanrl.envs.vector.base import MEMBERWISE, BatchedEnv, BatchOptions, as_timeouts
 from gleanrl.envs.vector.factories import Factory
-from gleanrl.envs.vector.members import RandomRequest, ResetRequest
-from gleanrl.envs.vector.parallel_stepper import ParallelStepper
-from gleanrl.envs.vector.serial import SerialEnv
-from gleanrl.envs.vector.worker import MASKED, RUN_CODE, SEED, MemberShare, pack, unpack
-from gleanrl.errors import InvalidArgumentError, WorkerError
-
-PRELOAD = ("gleanrl.envs",)
-"""Modules that the fork server imports before it forks workers; they import torch, tensordict and gymnasium."""
+from gleanrl.envs.vector.serial import SerialEnv, require_one_schema
+from gleanrl.envs.vector.worker import BIND_CODE, STEP_CODE, BlockPlan, pack
+from gleanrl.envs.vector.worker_pool import EnvWorkerPool
+from gleanrl.errors import InvalidArgumentError
 
 
-def split(num_envs: int, num_processes: int) -> list[range]:
-    """Return the environment numbers of each process: consecutive, sizes differ by one at most, larger ones first."""
-    size, more = divmod(num_envs, num_processes)
-    starts = [w * size + min(w, more) for w in range(num_processes + 1)]
-    return [range(begin, end) for begin, end in zip(starts, starts[1:], strict=False)]
+class ParallelStepper(Stepper):
+    """Steps environments in worker processes; see `Stepper` for the contract.
 
-
-class EnvWorkerPool:
-    """Workers with their shares of the environments. One thread at a time may use it.
-
-    Every call is a barrier: it returns when all addressed workers have answered. If one worker is lost, all workers
-    are ended, since the environments of a batch step together.
+    Each worker has a stepper for its environments. If another `ParallelStepper` of the same environments is used, the
+    workers replace their steppers. This one makes them replace those again at its next reset or block.
 
     Args:
-        factories: one for each environment.
-        num_processes: number of workers, at most one for each environment.
-        timeouts: how long workers may take.
-        num_threads: torch threads of each worker.
-        width: number of environments in each environment, more than 1 if these are batches. Errors count environments
-            in the flattened batch.
-
-    Attributes:
-        is_started: whether all environments were made. It stays True after `close`.
+        worker_pool: the worker pool.
+        batch_size: of all environments.
+        rules: see `Stepper`.
+        lease: see `Stepper`.
+        may_mask: see `Stepper`.
     """
+
+    lends = True
 
     def __init__(
         self,
-        factories: Sequence[Factory],
-        num_processes: int,
-        timeouts: Timeouts,
-        num_threads: int,
-        width: int,
+        worker_pool: EnvWorkerPool,
+        batch_size: torch.Size,
+        rules: EpisodeRules,
+        lease: Lease,
+        may_mask: bool = False,
     ) -> None:
-        self.shares = split(len(factories), num_processes)
-        self._factories, self._width = factories, width
-        self._plan = WorkerPlan(timeouts, num_threads, PRELOAD, self._where)
-        self._during = "construction"
-        self._pool: WorkerPool | None = None
-        self.is_started = False
+        super().__init__(batch_size, None, rules, lease)
+        self.may_mask = may_mask
+        self._worker_pool = worker_pool
+        self._schema: Schema | None = None
+        self._region: Region | None = None
+        self._block: Block | None = None
+        self._plan: BlockPlan | None = None
+        self._mirror: _Mirror | None = None
 
-    def start(self) -> None:
-        """Start the workers and wait until they have made their environments.
+    # ------------------------------------------------------------------ state
+    def _claim(self) -> None:
+        """Make the workers use steppers of this object, unless they do."""
+        if not self.lease.held:
+            # No stepper holds the lease until the workers have their new steppers, so an interrupt can't leave a
+            # lease whose workers don't match.
+            self.lease.give_up()
+            self._plan = None
+            self._worker_pool.call_all("reset", "new_steppers", self.rules)
+            self.lease.take()
 
-        Raises:
-            StepFault: an environment can't be made, or its worker ended or hung; ``during`` is ``"construction"``.
-            CapacityError, UnsupportedError, LaunchError: see `WorkerPool`.
+    # ------------------------------------------------------------------ carry
+    def reset(self, mask: torch.Tensor | None = None) -> None:
+        """Reset every environment, or the environments where `mask` is True."""
+        self._claim()
+        if mask is None:
+            self._worker_pool.call_all("reset", "reset_rows", None)
+        else:
+            self._reset_where(mask)
+        if self._mirror is not None:
+            self._mirror.reset_since = True
+
+    def _reset_where(self, mask: torch.Tensor) -> None:
+        parts = {w: mask[share.start : share.stop] for w, share in enumerate(self._worker_pool.shares)}
+        wanted = {w: (part.cpu().numpy(),) for w, part in parts.items() if bool(part.any())}
+        self._worker_pool.call("reset", "reset_rows", wanted)
+
+    def root(self) -> dict[Path, Leaf]:
+        """Return the workers' carries, concatenated."""
+        self.schema()
+        each = self._worker_pool.call_all("reset", "root")
+        parts = [{path: _leaf(value) for path, value in leaves.items()} for leaves in each]
+        return {path: cat_leaves([leaves[path] for leaves in parts]) for path in each[0]}
+
+    @property
+    def steps(self) -> torch.Tensor:
+        """The number of steps of each episode."""
+        return torch.cat([torch.tensor(part) for part in self._worker_pool.call_all("reset", "steps")])
+
+    def load(self, root: TensorDictBase, steps: torch.Tensor | None = None) -> None:
+        """Take the rows of `root` as the environments' carries."""
+        self.lease.give_up()
+        self._claim()
+        counts = torch.zeros(self.batch_size, dtype=torch.int64, device="cpu") if steps is None else steps
+        parts = {
+            w: (pack(root[share.start : share.stop]), counts[share.start : share.stop].numpy())
+            for w, share in enumerate(self._worker_pool.shares)
+        }
+        self._worker_pool.call("reset", "load", parts)
+
+    def schema(self) -> Schema:
+        """Return the columns, which must be equal for all environments."""
+        self._claim()
+        if self._schema is None:
+            schemas = [Schema(fields) for fields in self._worker_pool.call_all("reset", "schema")]
+            require_one_schema(schemas)
+            self._schema = schemas[0]
+        return self._schema
+
+    # ------------------------------------------------------------------ block
+    def block(self, schema: Schema, num_steps: int, pool: BufferPool | None = None) -> Block:
+        """Return a block in the shared memory; `pool` has no effect.
+
+        It is the last block, with its contents, if `num_steps` is equal and `schema` is the same object.
         """
-        factories = self._factories
+        block = self._block
+        if block is None or block.schema is not schema or block.num_steps != num_steps:
+            segment = self._worker_pool.segment
+            self._block = self._plan = None  # an interrupt must not leave a block of a former region
+            self._region = segment.region("rows", SharedRows(schema, self.batch_size, num_steps))
+            block = self._block = segment.block(self._region)
+        return block
+
+    def _mirrored(self, block: Block, primed: tuple[Path, ...]) -> _Mirror:
+        """Return a `_Mirror` between `block`, which the workers can't see, and a block in the shared memory."""
+        if self._mirror is None or self._mirror.block is not block or self._mirror.primed != primed:
+            shared = self.block(block.schema, block.num_steps)
+            self._mirror = _Mirror(block, shared, self.schema(), primed)
+        return self._mirror
+
+    def bind(self, block: Block, actions_ready: bool, primed: Collection[Path] = ()) -> None:
+        """Let the workers write into `block`; rows of a block that isn't in the shared memory are copied.
+
+        If only the contents of the block changed since the last call, a one-byte signal is enough. Otherwise each
+        worker gets a message with the plan.
+        """
+        primed = tuple(primed)
+        mirror = None if block is self._block else self._mirrored(block, primed)
+        if mirror is not None:
+            mirror.all_sent = actions_ready
+            if actions_ready:
+                mirror.send_all()
+        self._claim()
+        self._worker_pool.seed_redraws(block.redraw_seed if actions_ready else None)
+        plan = self._plan
+        known = plan is not None and (plan.actions_ready, plan.primed) == (actions_ready, primed)
+        if known and not block.schema.lists:
+            self._worker_pool.signal(BIND_CODE, "reset")
+        else:
+            assert self._region is not None
+            self._plan = None  # an error may leave workers without the new plan: then it is sent again
+            plan = BlockPlan(self._region, actions_ready, primed)
+            self._take_lists(-1, self._worker_pool.call_all("reset", "bind", plan))
+            self._plan = plan
+        self._mirror = mirror
+        if mirror is not None:
+            mirror.fetch_root(0)
+
+    def step(self, t: int) -> None:
+        """Step every environment with the action of row `t`. Call it in the order of rows, which the workers count."""
+        mirror = self._mirror
+        if mirror is None:
+            self._signal_step(t)
+            return
+        mirror.send(t)
+        self._signal_step(t)
+        mirror.fetch(t)
+
+    def _signal_step(self, t: int) -> None:
+        """Let the workers make step `t`. Object columns aren't in shared memory and travel by message."""
+        assert self._block is not None
+        if not self._block.schema.lists:
+            self._worker_pool.signal(STEP_CODE, "step")
+            return
+        block, schema = self._block, self.schema()
+        inputs = {path: block.time_first(path)[t] for path in block.schema.lists if path not in schema}
+        arguments = {
+            w: (t, {path: row[share.start : share.stop] for path, row in inputs.items()})
+            for w, share in enumerate(self._worker_pool.shares)
+        }
+        self._take_lists(t, list(self._worker_pool.call("step", "step_lists", arguments).values()))
+
+    def _take_lists(self, t: int, answers: Sequence[Mapping[Path, ObjectColumn]]) -> None:
+        """Copy the workers' object columns of step `t`, and of the following root, into the block."""
+        for share, found in zip(self._worker_pool.shares, answers, strict=True):
+            for path, objects in found.items():
+                assert self._block is not None
+                row = t if path[0] == "next" else t + 1
+                self._block.time_first(path)[row][share.start : share.stop].copy_(objects)
+
+    def run(self, block: Block) -> None:
+        """Make all steps of the block, whose actions must be set; no worker waits for another one.
+
+        After an interrupt the workers are stopped, so that they don't write into the block later.
+        """
+        if self._mirror is not None or block.schema.lists:
+            super().run(block)
+            return
         try:
-            self._pool = WorkerPool(
-                [MemberShare(factories[share.start : share.stop], share.start) for share in self.shares],
-                self._plan,
-            )
-            self._gather()
-            self.is_started = True
+            self._worker_pool.run()
+        except StepFault:
+            raise
         except BaseException:
-            with suppress(Exception):  # the error of the start matters more than one of the clean-up
-                self.close(0.0)
+            try:
+                self._worker_pool.break_off()
+            finally:  # the number of whole steps is set even if a second interrupt came
+                block.num_complete = min(self._worker_pool.made())
             raise
 
-    @property
-    def _running(self) -> WorkerPool:
-        assert self._pool is not None
-        return self._pool
-
-    @property
-    def segment(self) -> SharedSegment:
-        """The memory shared with the workers."""
-        return self._running.segment
-
-    @property
-    def processes(self) -> list[int]:
-        """The process ids of the workers."""
-        return [worker.pid for worker in self._running.workers]
-
-    def signal(self, code: bytes, during: str) -> None:
-        """Send a one-byte signal to every worker and wait for all answers.
-
-        Args:
-            code: one of the codes in `worker`.
-            during: the operation, for messages.
-
-        Raises:
-            StepFault: if an environment raised, or a worker ended or hung.
-        """
-        self._during = during
-        Changes.note()  # a worker's environment may set a mask: cached conclusions about specs become invalid
-        if not self._pool.signal(code):  # type: ignore[union-attr]  # called at every step, so no property
-            self._gather()
-
-    def run(self) -> None:
-        """Let every worker make all steps of its block, and wait for all workers.
-
-        The halt flag of an earlier `break_off` is cleared here, before any worker reads it. `break_off` itself
-        couldn't clear it reliably: an interrupt could skip that, and the next run would end early.
-
-        Raises:
-            StepFault: if an environment raised, or a worker ended or hung.
-        """
-        for worker in self._running.workers:
-            worker.halt(False)
-        self.signal(RUN_CODE, "step")
-
-    def break_off(self) -> None:
-        """Stop the workers of an interrupted `run` after their present step, and drop their answers."""
-        pool = self._running
-        for worker in pool.workers:
-            worker.halt()
-        pool.forget()
-
-    def seed_redraws(self, seed: int | None) -> None:
-        """Set the `redraw_seed` of the block that the workers bind next."""
-        for worker in self._running.workers:
-            worker.progress[SEED] = -1 if seed is None else seed
-
-    def may_be_masked(self) -> bool:
-        """Return whether a mask may restrict an environment's actions, as the workers last reported."""
-        return any(worker.progress[MASKED] for worker in self._running.workers)
-
-    def made(self) -> list[int]:
-        """Return the number of steps of the block that each environment has made."""
-        return self._made(())
+    def stop(self, num_steps: int) -> None:
+        """End the block at row `num_steps`."""
+        self._worker_pool.call_all("step", "stop", num_steps)
 
     def confirm(self, num_steps: int) -> None:
-        """Check that every worker has made all steps of the block.
+        """Check that every worker has made `num_steps` steps of the bound block."""
+        self._worker_pool.confirm(num_steps)
 
-        An answer alone doesn't show how many steps the worker made, so its step counter is compared.
 
-        Raises:
-            WorkerError: naming the first worker with another number of steps.
-        """
-        for worker in self._running.workers:
-            if worker.step != num_steps:
-                raise WorkerError(
-                    f"worker {worker.index} (process {worker.pid}) made {worker.step} of the {num_steps} steps of the "
-                    "block and answered that it was done; the batch is discarded, reset the environments before "
-                    "the next one"
-                )
+def _leaf(value: Any) -> Leaf:
+    return value if isinstance(value, ObjectColumn) else torch.tensor(value)
 
-    def ask(self, during: str, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """Call a method of the services of some workers; return the results by worker.
 
-        Args:
-            during: the operation, for messages.
-            name: the method of `EnvService`.
-            arguments: its arguments, by worker.
+class _Mirror:
+    """Copies rows between a block in this process's memory and a block in shared memory.
 
-        Raises:
-            StepFault: if an environment raised, or a worker ended or hung.
-        """
-        self._during = during
-        Changes.note()
-        pool = self._running
-        pool.forget()  # answers that an earlier, interrupted call didn't take
-        for worker, args in arguments.items():
-            pool.post(worker, name, *args)
-        return self._gather()
+    Args:
+        block: the block that the caller reads, for example a part of the block of an enclosing batch.
+        shared: the block that the workers see.
+        schema: the columns that the workers write; they read all other columns.
+        primed: columns that the workers both read and write.
+    """
 
-    def ask_all(self, during: str, name: str, *arguments: Any) -> list[Any]:
-        """Call a method of every worker's service with the same arguments; return the results. See `ask`."""
-        everybody = dict.fromkeys(range(len(self.shares)), arguments)
-        return list(self.ask(during, name, everybody).values())
+    def __init__(self, block: Block, shared: Block, schema: Schema, primed: tuple[Path, ...]) -> None:
+        self.block, self.primed = block, primed
+        self.reset_since = False
+        """Whether environments were reset after the last row, so that the caller's block alone has their roots."""
+        self.all_sent = False
+        """Whether the workers have all rows of their inputs. They may redraw actions then, which are copied back."""
+        self._last = block.num_steps - 1
+        read = [path for path in block.schema.paths if path not in schema or path in primed]
+        self._inputs = [(shared.column(p), block.column(p)) for p in read]
+        self._sent = [(shared.rows(p), block.rows(p)) for p in read]
+        self._roots = [(block.rows(p), shared.rows(p)) for p in schema.paths if p[0] != "next"]
+        self._nexts = [(block.rows(p), shared.rows(p)) for p in schema.paths if p[0] == "next"]
 
-    def each(self, answers: Sequence[Sequence[Any]]) -> list[Any]:
-        """Return the workers' lists, concatenated."""
-        return [item for answer in answers for item in answer]
+    def send_all(self) -> None:
+        """Copy all rows of the workers' inputs to the shared block."""
+        for target, source in self._inputs:
+            target.copy_(source)
 
-    def by_worker(self, items: Sequence[Any]) -> list[Sequence[Any]]:
-        """Return the items, one for each environment, split into one list for each worker."""
-        return [items[share.start : share.stop] for share in self.shares]
+    def send(self, t: int) -> None:
+        """Copy row `t` of the workers' inputs to the shared block."""
+        if not self.all_sent:
+            for target, source in self._sent:
+                target[t].copy_(source[t])
+        if self.reset_since:
+            self.reset_since = False
+            for source, target in self._roots:
+                target[t].copy_(source[t])
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether the workers were ended."""
-        return self._running.closed
+    def fetch(self, t: int) -> None:
+        """Copy the outcome of row `t` and the following root from the shared block."""
+        for target, source in self._nexts:
+            target[t].copy_(source[t])
+        if self.all_sent:
+            for source, target in self._sent:
+                target[t].copy_(source[t])
+        if t < self._last:
+            self.fetch_root(t + 1)
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether the workers live and have answered everything."""
-        return self._running.is_idle
-
-    def close(self, seconds: float | None = None) -> None:
-        """Close the environments and end the workers.
-
-        Args:
-            seconds: how long workers may take for it; None for the limit of the timeouts.
-
-        Raises:
-            Exception: the error that an environment raised when it was closed.
-        """
-        if self._pool is not None:
-            self._pool.close(seconds)
-
-    # ------------------------------------------------------------------ faults
-    def _gather(self) -> dict[int, Any]:
-        """Wait for all answers; return the values by worker.
-
-        Raises:
-            StepFault: for a lost worker, after the other workers were ended; otherwise for the first environment that
-                raised.
-        """
-        answers = self._running.wait_all()
-        # A loss takes precedence over an exception: it ends the pool.
-        failed = max((a for a in answers if a.error), key=lambda answer: answer.lost, default=None)
-        if failed is None:
-            return {answer.worker: answer.value for answer in answers}
-        if failed.lost:
-            lost = f"worker {failed.worker} was lost: {type(failed.error).__name__}"
-            with suppress(Exception):  # the loss matters more than errors of closing the other workers
-                self._running.close(because=lost)
-        raise self._fault(failed, answers)
-
-    def _fault(self, answer: WorkerAnswer, answers: Sequence[WorkerAnswer]) -> StepFault:
-        """Return a worker's error as a fault of an environment in the flattened batch.
-
-        A fault during a step also holds the number of steps that each environment has made of the block.
-        """
-        error, worker = answer.error, self._running.workers[answer.worker]
-        assert error is not None
-        first, in_step = self.shares[answer.worker].start, self._during == "step"
-        made = self._made(answers) if in_step else None
-        if isinstance(error, StepFault):
-            return error.counted_from(first * self._width, made)
-        step = worker.step if answer.lost and in_step else 0
-        return StepFault(step, (first + worker.item) * self._width, self._during, error, made)
-
-    def _made(self, answers: Sequence[WorkerAnswer]) -> list[int]:
-        """Return the number of steps of the block that each environment has made.
-
-        The numbers differ after an error, since workers don't wait for one another within a step or a run.
-        """
-        faults = {answer.worker: answer.error for answer in answers}
-        made: list[int] = []
-        for worker, share in zip(self._running.workers, self.shares, strict=True):
-            fault = faults.get(worker.index)
-            if isinstance(fault, StepFault):
-                made += fault.made(len(share) * self._width)
-            else:  # a lost worker's progress shows its last step, and which of its environments had made it
-                made += [
-                    worker.step + (i < worker.item) for i in range(len(share)) for _ in range(self._width)
-                ]
-        return made
-
-    def _where(self, worker: int, index: int, step: int) -> str:
-        env = self.shares[worker].start + index
-        at = f", step {step} of the batch" if self._during == "step" else ""
-        return f"during the {self._during} of environment {env}{at}"
+    def fetch_root(self, t: int) -> None:
+        """Copy the root of row `t` from the shared block."""
+        self.reset_since = False
+        for target, source in self._roots:
+            target[t].copy_(source[t])
 
 
 class ParallelEnv(BatchedEnv):
@@ -363,7 +376,6 @@ class ParallelEnv(BatchedEnv):
         timeouts: Timeouts | None = None,
     ) -> None:
         options = BatchOptions.of(locals())
-        self._crew: EnvWorkerPool | None = None
         super().__init__(num_workers, create_env_fn, create_env_kwargs, options)
         wanted = positive_or_none("num_processes", num_processes) or num_workers
         if wanted > num_workers:
@@ -375,81 +387,19 @@ class ParallelEnv(BatchedEnv):
         self.timeouts = as_timeouts(timeouts)
 
     # ------------------------------------------------------------------- life
-    @property
-    def is_started(self) -> bool:
-        """Whether the environments were made. It stays True after `close`."""
-        return self._crew is not None and self._crew.is_started
-
-    def _start(self, makers: Sequence[Factory]) -> None:
+    def _make_runner(self, makers: Sequence[Factory]) -> EnvWorkerPool:
         width = self.numel() // self.num_workers
-        self._end()  # an earlier start may have been interrupted twice, which leaves its workers running
-        worker_pool = EnvWorkerPool(makers, self.num_processes, self.timeouts, self._num_sub_threads, width)
-        self._crew = worker_pool
+        made = EnvWorkerPool(makers, self.num_processes, self.timeouts, self._num_sub_threads, width)
         # The batch may be dropped without `close`, and its workers must not outlive it.
-        weakref.finalize(self, worker_pool.close)
-        try:
-            worker_pool.start()
-        except StepFault as fault:
-            raise explain(fault, self) from fault.cause
-
-    def _end(self) -> None:
-        if self._crew is not None:
-            self._crew.close()
-
-    def _forget(self) -> None:
-        self._crew = None
-
-    @property
-    def _running(self) -> EnvWorkerPool:
-        assert self._crew is not None
-        return self._crew
+        weakref.finalize(self, made.close)
+        return made
 
     @property
     def processes(self) -> list[int]:
         """The process ids of the workers; empty before the start."""
-        return self._running.processes if self.is_started else []
-
-    def _check_open(self) -> None:
-        if self.is_started and self._running.is_closed and not self.is_closed:
-            self.close()  # the loss of a worker has ended the pool
-        super()._check_open()
+        return self.runner.processes if self.is_started else []
 
     # ------------------------------------------------------------------ steps
-    def _step_members(self, roots: Sequence[TensorDictBase | None]) -> list[TensorDictBase]:
-        worker_pool = self._running
-        parts = worker_pool.by_worker([pack(root) for root in roots])
-        answers = worker_pool.ask("step", "step", {w: (part,) for w, part in enumerate(parts)})
-        return [unpack(outcome) for outcome in worker_pool.each(list(answers.values()))]
-
-    def _reset_members(self, requests: Mapping[int, ResetRequest]) -> dict[int, TensorDictBase]:
-        return self._ask_some("reset", "reset", {i: (r.tensordict, r.kwargs) for i, r in requests.items()})
-
-    def _rand_members(self, requests: Mapping[int, RandomRequest]) -> dict[int, TensorDictBase]:
-        arguments = {i: (r.tensordict, r.seed) for i, r in requests.items()}
-        return self._ask_some("rand_action", "rand_actions", arguments)
-
-    def _live_specs(self, members: Sequence[int]) -> dict[int, Any]:
-        if not self._running.may_be_masked():
-            return dict.fromkeys(members)
-        return dict(enumerate(self._running.each(self._ask_all("rand_action", "action_specs"))))
-
-    def _ask_some(
-        self, during: str, name: str, requests: Mapping[int, tuple[TensorDictBase | None, Any]]
-    ) -> dict[int, TensorDictBase]:
-        """Call a method for some environments, each with a TensorDict and another argument; return TensorDicts."""
-        worker_pool = self._running
-        arguments: dict[int, tuple[Any, ...]] = {}
-        for w, share in enumerate(worker_pool.shares):
-            own = {i - share.start: requests[i] for i in share if i in requests}
-            if own:
-                arguments[w] = ({i: (pack(td), other) for i, (td, other) in own.items()},)
-        answers = worker_pool.ask(during, name, arguments)
-        return {
-            worker_pool.shares[w].start + i: unpack(packed)
-            for w, answer in answers.items()
-            for i, packed in answer.items()
-        }
-
     def make_stepper(self, rules: EpisodeRules = FREELY) -> Stepper:
         """Start the batch, and return a stepper whose workers write into the rows of a block.
 
@@ -471,54 +421,4 @@ class ParallelEnv(BatchedEnv):
         if not all(on_cpu(metadata.device) for metadata in self.meta_data):
             return None
         may_mask = any(metadata.may_mask for metadata in self.meta_data)
-        return ParallelStepper(self._running, self.batch_size, rules, Lease(self.usage), may_mask)
-
-    # --------------------------------------------------------------- dispatch
-    def _ask_all(self, during: str, name: str, *arguments: Any) -> list[Any]:
-        try:
-            return self._running.ask_all(during, name, *arguments)
-        except StepFault as fault:
-            raise explain(fault, self) from fault.cause
-
-    def _ask_each(self, during: str, name: str, items: Sequence[Any], *arguments: Any) -> list[Any]:
-        """Call a method of every worker's service with its share of `items`."""
-        worker_pool = self._running
-        requests = {w: (part, *arguments) for w, part in enumerate(worker_pool.by_worker(items))}
-        try:
-            return list(worker_pool.ask(during, name, requests).values())
-        except StepFault as fault:
-            raise explain(fault, self) from fault.cause
-
-    def _seed_members(self, seeds: Sequence[int], static_seed: bool) -> None:
-        self._ask_each("set_seed", "seed", seeds, static_seed)
-
-    def _attribute(self, name: str) -> Any:
-        answers = self._running.each(self._ask_all(name, "attribute", name))
-        if not all(is_callable for is_callable, _ in answers):
-            return [value for _, value in answers]
-
-        def method(*args: Any, **kwargs: Any) -> list[Any]:
-            self._check_open()
-            return self._running.each(self._ask_all(name, "call", name, args, kwargs))
-
-        method.__name__ = name
-        return method
-
-    def _member_states(self) -> list[dict[str, Any]]:
-        return self._running.each(self._ask_all("state_dict", "state_dicts"))
-
-    def _states_at_the_end(self) -> list[dict[str, Any]] | None:
-        # The batch is about to be closed: it doesn't wait for workers that are busy or hang.
-        return self._member_states() if self._running.is_idle else None
-
-    def _parse_members(self, states: Sequence[Any], strict: bool) -> None:
-        self._ask_each("load_state_dict", "parse_states", states, strict)
-
-    def adopt_state(self, value: Any) -> None:
-        """Let every member continue from the state that it parsed last; do nothing if the workers were ended.
-
-        `value` is ignored, since the workers keep the parsed states.
-        """
-        # After an interrupt this is called a second time, possibly after the workers were ended.
-        if not self._running.is_closed:
-            self._ask_all("load_state_dict", "adopt_states")
+        return ParallelStepper(self.runner, self.batch_size, rules, Lease(self.usage), may_mask)

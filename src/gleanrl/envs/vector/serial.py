@@ -6,7 +6,7 @@ neither stacked nor copied.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -21,9 +21,10 @@ from gleanrl._rollout.errors import StepFault
 from gleanrl._rollout.protocol import FREELY, EpisodeRules, Lease, Stepper
 from gleanrl._util import is_native
 from gleanrl.envs.base import REPLACED
+from gleanrl.envs.env_state import adopt_state, parse_state
 from gleanrl.envs.vector.base import MEMBERWISE, BatchedEnv, BatchOptions, dispatched
 from gleanrl.envs.vector.factories import Factory
-from gleanrl.envs.vector.members import MemberGroup, MemberPosition, RandomRequest, ResetRequest, make_all
+from gleanrl.envs.vector.members import MemberGroup, MemberPosition
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
 
 
@@ -257,50 +258,20 @@ class SerialEnv(BatchedEnv):
             raise InvalidArgumentError(
                 f"num_sub_threads: a SerialEnv has no processes, expected 1, got {num_sub_threads!r}"
             )
-        self._live: MemberGroup | None = None
         super().__init__(num_workers, create_env_fn, create_env_kwargs, options)
 
     # ------------------------------------------------------------------- life
-    @property
-    def is_started(self) -> bool:
-        """Whether the members were made. It stays True after `close`."""
-        return self._live is not None
-
-    def _start(self, makers: Sequence[Factory]) -> None:
-        self._live = MemberGroup(make_all(makers))
+    def _make_runner(self, makers: Sequence[Factory]) -> MemberGroup:
+        return MemberGroup(makers)
 
     @property
-    def live_members(self) -> Sequence[Any]:
-        """The members, once the batch is started."""
-        return () if self._live is None else self._live.envs
+    def members(self) -> tuple[Any, ...]:
+        """The environments; empty before the start."""
+        return self.runner.envs if self.is_started else ()
 
-    def _end(self) -> None:
-        if self._live is not None:
-            self._live.close()
-
-    def _forget(self) -> None:
-        self._live = None
-
-    @property
-    def _running(self) -> MemberGroup:
-        assert self._live is not None
-        return self._live
+    live_members = members
 
     # ------------------------------------------------------------------ steps
-    def _step_members(self, roots: Sequence[TensorDictBase | None]) -> list[TensorDictBase]:
-        return self._running.step(roots)
-
-    def _reset_members(self, requests: Mapping[int, ResetRequest]) -> dict[int, TensorDictBase]:
-        return self._running.reset(requests)
-
-    def _live_specs(self, members: Sequence[int]) -> dict[int, Any]:
-        if not self._running.masked():
-            return dict.fromkeys(members)
-        return dict(enumerate(self._running.action_specs()))
-
-    def _rand_members(self, requests: Mapping[int, RandomRequest]) -> dict[int, TensorDictBase]:
-        return self._running.rand_actions(requests)
-
     def make_stepper(self, rules: EpisodeRules = FREELY) -> Stepper:
         """Start the batch, and return a stepper whose members write into their rows of a block.
 
@@ -319,29 +290,22 @@ class SerialEnv(BatchedEnv):
         self.start()
         if self.unlike_shapes or not is_native(self, *REPLACED, *MEMBERWISE, of=SerialEnv):
             return None
-        steppers = self._running.steppers(rules, on_host=here.type == "cpu")
+        steppers = self.runner.steppers(rules, on_host=here.type == "cpu")
         if any(columns_device(stepper.device) != here for stepper in steppers):
             return None
         return MemberSteppers(steppers, Lease(self.usage))
 
     # --------------------------------------------------------------- dispatch
-    def _seed_members(self, seeds: Sequence[int], static_seed: bool) -> None:
-        self._running.seed(seeds, static_seed)
-
     def _attribute(self, name: str) -> Any:
-        return dispatched(name, self._running.attribute(name), self._running.call)
+        def call(name: str, args: Any, kwargs: Any) -> list[Any]:
+            return [getattr(env, name)(*args, **kwargs) for env in self.members]
 
-    def _member_states(self) -> list[dict[str, Any]]:
-        return self._running.state_dicts()
+        return dispatched(name, [getattr(env, name) for env in self.members], call)
 
     def _parse_members(self, states: Sequence[Any], strict: bool) -> list[Any]:
-        return self._running.parse_states(states, strict)
+        return [parse_state(env, state, strict) for env, state in zip(self.members, states, strict=True)]
 
     def adopt_state(self, value: Any) -> None:
         """Let every member continue from its parsed state."""
-        self._running.adopt_states(value)
-
-    @property
-    def members(self) -> tuple[Any, ...]:
-        """The environments; empty before the start."""
-        return () if self._live is None else self._live.envs
+        for env, parsed in zip(self.members, value, strict=True):
+            adopt_state(env, parsed)

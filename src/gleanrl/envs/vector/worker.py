@@ -1,4 +1,4 @@
-"""`EnvService`, which serves a worker's share of a `ParallelEnv`, and the packing of TensorDicts for pipes.
+"""`EnvService`, which serves a worker's share of a batch of environments, and the packing of TensorDicts for pipes.
 
 `pack` turns a TensorDict into NumPy arrays, which are pickled four times as fast as a small TensorDict. A TensorDict
 that it can't take apart is pickled whole.
@@ -18,58 +18,69 @@ from gleanrl._arrays.block import Block
 from gleanrl._arrays.ragged import ObjectColumn
 from gleanrl._arrays.schema import Field, numpy_twin, numpy_view
 from gleanrl._arrays.tensordicts import Path, TensorDictBuilder, flatten
+from gleanrl._os.proc import run_on
 from gleanrl._process.shared_columns import HALT, ITEM, OWN, STEP, Region
 from gleanrl._process.worker_main import WorkerContext
 from gleanrl._rollout.protocol import EpisodeRules, Lease
 from gleanrl.envs.vector.factories import Factory
-from gleanrl.envs.vector.members import MemberGroup, RandomRequest, ResetRequest, make_all
+from gleanrl.envs.vector.members import TENSORDICT_REQUESTS, MemberGroup
 from gleanrl.envs.vector.serial import MemberSteppers
 from gleanrl.errors import WorkerError
 
 
-@dataclass(frozen=True)
-class Packed:
-    """A TensorDict as NumPy arrays.
+class Packed(tuple[Callable[..., TensorDictBase], tuple[Any, ...]]):
+    """A function and its arguments, which is unpickled as the function's result, a TensorDict."""
 
-    Attributes:
-        arrays: its leaves.
-        dtypes: the dtypes of leaves that NumPy lacks, for example bfloat16.
-        batch_size: its batch size, which all nested TensorDicts share.
-        device: its device.
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tuple(self)
+
+
+def pack(value: Any) -> Any:
+    """Return a TensorDict in a form that pickles fast, and other values unchanged.
+
+    The form may share memory with the TensorDict. It arrives as a TensorDict with its own memory.
     """
-
-    arrays: dict[Path, np.ndarray[Any, Any]]
-    dtypes: dict[Path, torch.dtype]
-    batch_size: tuple[int, ...]
-    device: torch.device | None
-
-
-def pack(batch: TensorDictBase | None) -> Any:
-    """Return a form of `batch` that pickles fast, for `unpack`. It may share memory with `batch`."""
-    if batch is None:
-        return None
-    if isinstance(batch, LazyStackedTensorDict):
-        return [batch.stack_dim, [pack(part) for part in batch.unbind(batch.stack_dim)]]
-    leaves = flatten(batch)
+    if not isinstance(value, TensorDictBase):
+        return value
+    if isinstance(value, LazyStackedTensorDict):
+        rows = [pack(row) for row in value.unbind(value.stack_dim)]
+        return Packed((LazyStackedTensorDict.lazy_stack, (rows, value.stack_dim)))
+    leaves = flatten(value)
     plain = all(isinstance(leaf, torch.Tensor) for leaf in leaves.values())
-    if not leaves or not plain or not _is_plain(batch):
-        return batch.cpu()
+    if not leaves or not plain or not _is_plain(value):
+        return value.cpu()
     on_cpu = {path: leaf.detach().cpu().contiguous() for path, leaf in leaves.items()}
     arrays = {path: numpy_view(leaf) for path, leaf in on_cpu.items()}
+    # The dtypes that NumPy lacks, for example bfloat16.
     odd = {p: leaf.dtype for p, leaf in on_cpu.items() if numpy_twin(leaf.dtype) is not leaf.dtype}
-    return Packed(arrays, odd, tuple(batch.batch_size), batch.device)
+    return Packed((_unpacked, (arrays, odd, tuple(value.batch_size), value.device)))
 
 
-def unpack(packed: Any) -> Any:
-    """Return the TensorDict that was packed, or None. It shares no memory with the arrays of a `Packed`."""
-    if packed is None or isinstance(packed, TensorDictBase):
-        return packed
-    if isinstance(packed, list):
-        dim, parts = packed
-        return LazyStackedTensorDict.lazy_stack([unpack(part) for part in parts], dim)
-    leaves = [_tensor(array, packed.dtypes.get(path)) for path, array in packed.arrays.items()]
-    batch = TensorDictBuilder(packed.arrays).build(leaves, torch.Size(packed.batch_size))
-    return batch if packed.device is None else batch.to(packed.device)
+def packed(name: str, values: Mapping[int, Any]) -> dict[int, Any]:
+    """Return the arguments or results of a request by environment, with packed TensorDicts, also in tuples.
+
+    Requests that call the user's methods or read attributes keep their TensorDicts, since a `Packed` one loses its
+    gradients and the names of its dimensions.
+    """
+    if name not in TENSORDICT_REQUESTS:
+        return dict(values)
+    return {
+        index: tuple([pack(item) for item in value]) if type(value) is tuple else pack(value)
+        for index, value in values.items()
+    }
+
+
+def _unpacked(
+    arrays: dict[Path, np.ndarray[Any, Any]],
+    odd: dict[Path, torch.dtype],
+    batch_size: tuple[int, ...],
+    device: torch.device | None,
+) -> TensorDictBase:
+    leaves = [_tensor(array, odd.get(path)) for path, array in arrays.items()]
+    batch = TensorDictBuilder(arrays).build(leaves, torch.Size(batch_size))
+    return batch if device is None else batch.to(device)
 
 
 def _tensor(array: np.ndarray[Any, Any], dtype: torch.dtype | None) -> torch.Tensor:
@@ -124,15 +135,20 @@ class MemberShare:
     Attributes:
         factories: of the worker's environments.
         first: number of its first environment in the batch.
+        cpus: the processors that the worker may run on; None for all.
     """
 
     factories: Sequence[Factory]
     first: int
+    cpus: Sequence[int] | None = None
 
     def __call__(self, context: WorkerContext) -> EnvService:
         """Make the environments and return their service."""
-        made = make_all(self.factories, context.progress)
-        return EnvService(MemberGroup(made, context.progress), context, self.first)
+        if self.cpus is not None:
+            run_on(self.cpus)
+        group = MemberGroup(self.factories, context.progress)
+        group.start()
+        return EnvService(group, context, self.first)
 
 
 class EnvService:
@@ -148,7 +164,6 @@ class EnvService:
         self._group, self._context, self._first = group, context, first
         self._progress = context.progress
         self._steppers: MemberSteppers | None = None
-        self._parsed: list[Any] = []
         self._bound: tuple[Block, bool, tuple[Path, ...]] | None = None
         self._t = 0
         self._step: Callable[[int], None] = self._unbound
@@ -190,62 +205,18 @@ class EnvService:
     def _unbound(self, t: int) -> None:
         raise WorkerError("a step was asked for before a block was bound")
 
-    # ------------------------------------------------------------ TensorDicts
-    def step(self, roots: Sequence[Any]) -> list[Any]:
-        """Step every environment whose packed root isn't None. Return packed outcomes, None for other environments."""
-        outcomes = [pack(outcome) for outcome in self._group.step([unpack(root) for root in roots])]
-        self._progress[MASKED] = self._group.masked()
-        return outcomes
+    def answer(self, number: int, name: str, requests: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """Let some environments answer a request; return their packed results by number in this worker.
 
-    def reset(self, requests: Mapping[int, tuple[Any, Mapping[str, Any]]]) -> dict[int, Any]:
-        """Reset some environments, by their number in this worker; return their packed roots."""
-        unpacked = {i: ResetRequest(unpack(root), kwargs) for i, (root, kwargs) in requests.items()}
-        roots = {i: pack(root) for i, root in self._group.reset(unpacked).items()}
-        self._progress[MASKED] = self._group.masked()
-        return roots
-
-    # --------------------------------------------------------- random actions
-    def action_specs(self) -> list[Any]:
-        """Return every environment's action spec with its present masks; None if it has no mask."""
-        specs = self._group.action_specs()
-        self._progress[MASKED] = any(spec is not None for spec in specs)
-        return specs
-
-    def rand_actions(self, requests: Mapping[int, tuple[Any, int]]) -> dict[int, Any]:
-        """Return packed random actions for packed roots and seeds, by an environment's number in this worker."""
-        unpacked = {i: RandomRequest(unpack(root), seed) for i, (root, seed) in requests.items()}
-        return {i: pack(drawn) for i, drawn in self._group.rand_actions(unpacked).items()}
-
-    # --------------------------------------------------------------- dispatch
-    def seed(self, seeds: Sequence[int], static_seed: bool) -> None:
-        """Seed every environment."""
-        self._group.seed(seeds, static_seed)
-
-    def attribute(self, name: str) -> list[tuple[bool, Any]]:
-        """Return for every environment whether the attribute is callable, and its value if it isn't.
-
-        A bound method can't be sent to the owner, which calls it by name instead.
+        Args:
+            number: of the request; see `EnvMember.answer`.
+            name: the method of `EnvMember`.
+            requests: its arguments, by an environment's number in this worker.
         """
-        found = self._group.attribute(name)
-        return [(True, None) if callable(value) else (False, value) for value in found]
-
-    def call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """Call a method of every environment."""
-        self._progress[MASKED] = True  # unknown, even if the method raises
-        return self._group.call(name, args, kwargs)
-
-    def state_dicts(self) -> list[Any]:
-        """Return the state of every environment."""
-        return self._group.state_dicts()
-
-    def parse_states(self, states: Sequence[Any], strict: bool) -> None:
-        """Parse a state for every environment, and keep the values for `adopt_states`."""
-        self._parsed = self._group.parse_states(states, strict)
-
-    def adopt_states(self) -> None:
-        """Let every environment continue from the state that was parsed last."""
-        self._progress[MASKED] = True  # the call may change masks: the owner asks
-        self._group.adopt_states(self._parsed)
+        self._progress[MASKED] = True  # unknown, even if the environment raises
+        answers = self._group.answer(number, name, requests)
+        self._progress[MASKED] = any(member.masked() for member in self._group.members)
+        return packed(name, answers)
 
     # ----------------------------------------------------------------- blocks
     def new_steppers(self, rules: EpisodeRules) -> None:
@@ -282,8 +253,8 @@ class EnvService:
         return self._current.steps.numpy()
 
     def load(self, roots: Any, steps: Any) -> None:
-        """Take a packed root of these environments as the carry, and the number of steps of their episodes."""
-        self._current.load(unpack(roots), torch.from_numpy(np.array(steps)))
+        """Take the root of these environments as the carry, and the number of steps of their episodes."""
+        self._current.load(roots, torch.from_numpy(np.array(steps)))
 
     def bind(self, plan: BlockPlan) -> dict[Path, ObjectColumn]:
         """Write steps into a block of the shared memory from now on; return the object columns of its first root."""

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import pickle
 import re
 from functools import partial
 
 import numpy as np
 import pytest
-import torch
-from tensordict import TensorDict
 
 from gleanrl.envs import AsyncEnvPool, ParallelEnv
-from gleanrl.envs.vector.async_process import PoolMessage, PoolService, affinity_masks, parcelled
+from gleanrl.envs.vector.async_pool import affinity_masks
 from gleanrl.errors import (
     InvalidArgumentError,
     InvalidTypeError,
@@ -22,7 +19,7 @@ from gleanrl.errors import (
     WorkerError,
 )
 from tests.envs.vector.awkward import awkward, kill, leave
-from tests.envs.vector.makers import equal, oracle
+from tests.envs.vector.makers import oracle
 from tests.fakes import FakeFailure
 from tests.fakes_base import CountingEnv
 from tests.leaks import Holdings
@@ -181,12 +178,3 @@ def test_affinity_masks_are_checked():
 def test_affinity_masks_may_be_arrays_and_iterators():
     assert affinity_masks(np.array([[0, 1], [2, 3]]), 2) == [[0, 1], [2, 3]]
     assert affinity_masks(iter([iter([0]), {1}]), 2) == [[0], [1]]
-
-
-def test_pool_messages_arrive_unchanged():
-    batch = TensorDict({"a": torch.arange(3), "b": {"c": torch.zeros(3, dtype=torch.bfloat16)}}, [3])
-    found, other = pickle.loads(pickle.dumps(parcelled((batch, "word"))))
-    assert equal(found, batch) and other == "word" and isinstance(found, TensorDict)
-    assert isinstance(parcelled(batch), PoolMessage) and parcelled(None) is None
-    with pytest.raises(WorkerError, match="no signal"):
-        PoolService([], memoryview(b"")).signal(b"x")

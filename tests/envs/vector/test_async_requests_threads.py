@@ -10,7 +10,7 @@ import torch
 from gleanrl._os.clock import Deadline
 from gleanrl._process.worker import Timeouts
 from gleanrl._rollout.errors import StepFault
-from gleanrl.envs.vector.async_threads import ThreadHost
+from gleanrl.envs.vector.async_requests import EnvThreads
 from gleanrl.envs.vector.factories import factories
 from gleanrl.errors import WorkerTimeoutError
 from tests.fakes import FakeFailure
@@ -37,7 +37,7 @@ class Thoughtful(CountingEnv):
 @pytest.fixture
 def host():
     Thoughtful.go.clear()
-    host = ThreadHost(factories(2, Thoughtful, None), Timeouts(work_s=1.0, close_s=20.0))
+    host = EnvThreads(factories(2, Thoughtful, None), Timeouts(work_s=1.0, close_s=20.0))
     host.start()
     yield host
     Thoughtful.go.set()
@@ -93,12 +93,12 @@ def test_construction_and_close_may_raise():
     def fails():
         raise FakeFailure("at the beginning")
 
-    host = ThreadHost(factories(2, [Grudging, CountingEnv], None), Timeouts())
+    host = EnvThreads(factories(2, [Grudging, CountingEnv], None), Timeouts())
     host.start()
     with pytest.raises(FakeFailure, match="at the end"):
         host.close()
     host.close()
-    host = ThreadHost(factories(2, [CountingEnv, fails], None), Timeouts())
+    host = EnvThreads(factories(2, [CountingEnv, fails], None), Timeouts())
     with pytest.raises(StepFault) as caught:
         host.start()
     assert caught.value.env == 1 and caught.value.during == "construction"

@@ -12,7 +12,7 @@ from gleanrl._rollout.plan import plan_rollout
 from gleanrl._rollout.protocol import EpisodeRules
 from gleanrl.envs import ParallelEnv, StepCounter, TransformedEnv
 from gleanrl.envs.vector.factories import factories
-from gleanrl.envs.vector.parallel import EnvWorkerPool, split
+from gleanrl.envs.vector.worker_pool import EnvWorkerPool, split
 from gleanrl.errors import WorkerError
 from tests.envs.vector.awkward import awkward, kill
 from tests.envs.vector.makers import counting, oracle, streams
@@ -42,20 +42,20 @@ def crew():
 def test_run_after_an_interrupted_clean_up_makes_all_steps():
     env = ParallelEnv(3, oracle, create_env_kwargs=streams(3), num_processes=2)
     env.rollout(5, break_when_any_done=False)
-    for worker in env._crew._running.workers:
+    for worker in env.runner._running.workers:
         worker.halt()  # as if an interrupt had stopped the owner before it cleared this flag
     found = env.rollout(5, break_when_any_done=False)
     steps = found["next", "observation"][..., 2] - found["observation"][..., 2]
-    assert bool((steps == 1).all()) and env._crew.made() == [5] * 3
+    assert bool((steps == 1).all()) and env.runner.made() == [5] * 3
     env.close()
 
 
 def test_a_worker_that_made_fewer_steps_than_it_answered_for_is_named():
     env = ParallelEnv(3, oracle, create_env_kwargs=streams(3), num_processes=2)
     env.rollout(5, break_when_any_done=False)
-    env._crew.confirm(5)
+    env.runner.confirm(5)
     with pytest.raises(WorkerError, match="worker 0 .* made 5 of the 6 steps"):
-        env._crew.confirm(6)
+        env.runner.confirm(6)
     env.close()
 
 
@@ -65,7 +65,7 @@ def test_a_worker_whose_count_differs_from_the_block_fails_the_batch(wrapped):
     env = TransformedEnv(batch, StepCounter()) if wrapped else batch
 
     def stop(t):
-        batch._crew._running.workers[1].progress[STEP] -= t == 2
+        batch.runner._running.workers[1].progress[STEP] -= t == 2
         return False
 
     plan = plan_rollout(env, None, rules=EpisodeRules())
@@ -78,16 +78,16 @@ def test_a_worker_whose_count_differs_from_the_block_fails_the_batch(wrapped):
     env.close()
 
 
-def test_items_are_split_by_worker_and_joined_again(crew):
-    assert crew.by_worker([1, 2, 3]) == [[1, 2], [3]] and crew.each([[1, 2], [3]]) == [1, 2, 3]
-    assert crew.each(crew.ask_all("x", "attribute", "stream")) == [(False, 0), (False, 1), (False, 2)]
-    assert crew.ask("x", "attribute", {1: ("stream",)}) == {1: [(False, 2)]}
+def test_requests_are_split_by_worker_and_answers_joined_again(crew):
+    asked = crew.ask("attribute", dict.fromkeys(range(3), ("stream",)))
+    assert asked == {0: (False, 0), 1: (False, 1), 2: (False, 2)}
+    assert crew.ask("attribute", {2: ("stream",)}) == {2: (False, 2)}
     assert len(crew.processes) == 2 and not crew.is_closed
 
 
 def test_exception_of_a_request_names_the_environment(crew):
     with pytest.raises(StepFault) as caught:
-        crew.ask_all("lookup", "attribute", "nothing_of_the_kind")
+        crew.ask("attribute", dict.fromkeys(range(3), ("nothing_of_the_kind",)), "lookup")
     assert (caught.value.env, caught.value.during) == (0, "lookup")
     assert isinstance(caught.value.cause, AttributeError)
 
@@ -102,5 +102,5 @@ def test_faults_count_in_the_flat_batch():
     crew = EnvWorkerPool(factories(2, [oracle, lambda: awkward(kill, 1, "reset")], None), 1, Timeouts(), 1, 1)
     crew.start()
     with pytest.raises(StepFault, match="WorkerCrashedError") as caught:
-        crew.ask("reset", "reset", {0: ({0: (None, {}), 1: (None, {})},)})
+        crew.ask("reset", dict.fromkeys(range(2), (None, {})))
     assert caught.value.env == 1 and crew.is_closed

@@ -1,4 +1,4 @@
-"""A pool member runs requests in the process or thread of its environment."""
+"""A member of a batch runs requests in the process or thread of its environment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gleanrl.envs import GymWrapper
-from gleanrl.envs.vector.async_requests import PoolMember
+from gleanrl.envs.vector.members import EnvMember
 from gleanrl.errors import WorkerError
 from tests.envs.vector.makers import SCRIPT, oracle
 from tests.fakes import FakeFailure, RaisingEnv
@@ -20,7 +20,7 @@ def root(member, number=0):
 
 
 def test_repeated_request_number_gets_the_kept_answer():
-    member = PoolMember(oracle)
+    member = EnvMember(oracle)
     td = root(member)
     first = member.answer(1, "step", (td.clone(),))
     assert member.answer(1, "step", (td.clone(),)) is first
@@ -34,7 +34,7 @@ def test_repeated_request_number_gets_the_kept_answer():
 
 
 def test_repeated_request_number_raises_the_kept_exception():
-    member = PoolMember(lambda: GymWrapper(RaisingEnv(1, script=SCRIPT)))
+    member = EnvMember(lambda: GymWrapper(RaisingEnv(1, script=SCRIPT)))
     td = root(member)
     for _ in range(2):
         with pytest.raises(FakeFailure):
@@ -52,7 +52,7 @@ def test_the_environment_is_made_with_the_first_answer():
             raise FakeFailure("the first time")
         return oracle()
 
-    member = PoolMember(make)
+    member = EnvMember(make)
     member.close()
     assert not made
     with pytest.raises(FakeFailure):
@@ -73,7 +73,7 @@ def test_two_threads_take_turns():
             assert leave.wait(60)
             return super().step(action)
 
-    member = PoolMember(lambda: GymWrapper(Slow(5, script=SCRIPT)))
+    member = EnvMember(lambda: GymWrapper(Slow(5, script=SCRIPT)))
     td = root(member)
     calls = [
         threading.Thread(target=lambda: seen.append(member.answer(1, "step", (td.clone(),))))
@@ -90,7 +90,7 @@ def test_two_threads_take_turns():
 
 
 def test_state_and_seed_requests_reach_the_environment():
-    member = PoolMember(oracle)
+    member = EnvMember(oracle)
     member.answer(0, "set_seed", (5, True))
     state = member.answer(1, "state_dict", ())
     member.answer(2, "parse_state", (state, True))
