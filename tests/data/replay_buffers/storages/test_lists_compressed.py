@@ -55,7 +55,7 @@ RECORDS = {
 }
 
 
-# tensordict before 0.11 warns of its own method
+# tensordict before 0.11 warns of this method
 @pytest.mark.filterwarnings("ignore:The method <bound method TensorDictBase.__deepcopy__:UserWarning")
 @pytest.mark.parametrize("name", RECORDS)
 @pytest.mark.parametrize("how", [lambda s: s, copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))])

@@ -80,7 +80,7 @@ def test_records_come_back_as_their_class(kind):
     assert values(rb[7]) == 70
 
 
-# tensordict before 0.11 warns of its own method
+# tensordict before 0.11 warns of this method
 @pytest.mark.filterwarnings("ignore:The method <bound method TensorDictBase.__deepcopy__:UserWarning")
 @pytest.mark.parametrize("kind", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
 def test_state_and_copies_keep_the_class(kind, tmp_path):
