@@ -22,6 +22,8 @@ from gleanrl.errors import DatasetError, InvalidArgumentError, InvalidTypeError,
 
 ROWS = 10
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*terminated steps have no next observation")
+
 
 def arrays(**changed: Any) -> dict[Any, Any]:
     """Return three episodes of 4, 3 and 3 rows: terminated, truncated, and without an end."""
@@ -41,7 +43,9 @@ def column(buffer: TensorDictReplayBuffer, *key: str) -> list[Any]:
 
 
 def test_last_rows_without_a_next_observation_are_dropped():
-    buffer = from_arrays(arrays())
+    with pytest.warns(UserWarning, match="arrays: 1 terminated steps have no next observation") as found:
+        buffer = from_arrays(arrays())
+    assert found[0].filename == __file__
     assert column(buffer, "observation") == [0, 1, 2, 4, 5, 7, 8]
     assert column(buffer, "next", "observation") == [1, 2, 3, 5, 6, 8, 9]
     assert column(buffer, "action") == [0, 1, 2, 4, 5, 7, 8]

@@ -17,6 +17,8 @@ from gleanrl.errors import DatasetError, IncompatibleCheckpointError, InvalidArg
 h5py = pytest.importorskip("h5py")
 ROWS = 12
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*terminated steps have no next observation")
+
 
 def arrays() -> dict[str, Any]:
     """Return three episodes of 4 (terminal), 5 (timeout) and 3 (timeout) rows in D4RL's layout."""

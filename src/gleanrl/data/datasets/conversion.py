@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -392,6 +393,12 @@ def convert(
             cut[-1] = False
         truncated = truncated.copy()
         truncated[:-1] |= cut & ~terminated[:-1]
+        if (lost := int(np.count_nonzero(terminated & ends))) and REWARD in sources:
+            warnings.warn(
+                f"{where}: {lost} terminated steps have no next observation in the file, so they are left out with "
+                "their rewards; next_observation=False keeps them, and stores no next observation",
+                stacklevel=3,
+            )
     targets = [*_targets(sources, roots, known, chosen, ends, options)]
     flags = {TERMINATED: terminated, TRUNCATED: truncated, DONE: terminated | truncated}
     for path, flag in flags.items():
