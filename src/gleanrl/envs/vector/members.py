@@ -212,6 +212,7 @@ class MemberGroup:
         except BaseException:
             with suppress(Exception):  # the error of the construction matters more than one of the clean-up
                 self.close()
+            self.members = ()  # the owner's `close` has nothing left to close, unless an interrupt came before
             raise
         self.is_started = True
 

@@ -175,13 +175,11 @@ class Storage(Slots, Stateful[StorageState]):
         """
         if not self.generations.at:
             self.generations.of_all()
-        start, num_steps, skipped, _, length, capacity = placement
+        start, num_steps, _, _, _, capacity = placement
         first, count = start * self.rows_per_step, num_steps * self.rows_per_step
         if self.open_snapshots:  # before the bytes change: snapshots copy the rows that this write overwrites
             self.open_snapshots = preserve(self.open_snapshots, [(first, count)], self.max_size)
         written = self._rows_written + count
-        if skipped or self.num_steps + num_steps > length:
-            self.overwritten = True
         pieces = begins = None
         if self.find_seams is not None:
             if 1 < num_steps < capacity and start == self._end and self.num_steps:
@@ -256,8 +254,11 @@ class Storage(Slots, Stateful[StorageState]):
         self._copy_span(rows, skipped, start, count)
         if pieces is not None:
             self._number(pieces)
+        overwritten = self.overwritten or skipped > 0
+        if self._rows_written != written:  # not a repetition after the line below
+            overwritten = overwritten or self.num_steps + count > length
         # After the copy, so that no reader sees a row that isn't there yet.
-        self.num_steps, self._end, self._rows_written = length, end, written
+        self.num_steps, self._end, self._rows_written, self.overwritten = length, end, written, overwritten
 
     def write_selected(self, prepared: Prepared, selection: Selection) -> None:
         """Copy the selected records to their slots and publish the new length. `ordered` becomes False."""
