@@ -628,7 +628,7 @@ def from_arrays(
     Examples:
         >>> import numpy as np
         >>> observation, ended = np.arange(5.0), np.array([False, False, True, False, True])
-        >>> buffer = from_arrays({"observation": observation, "reward": np.ones(5), "terminated": ended})
+        >>> buffer = from_arrays({"observation": observation, "reward": np.ones(5), "truncated": ended})
         >>> buffer["next", "observation"], buffer["collector", "traj_ids"]
         (tensor([1., 2., 4.], dtype=torch.float64), tensor([-2, -2, -3]))
     """
