@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from gleanrl._arrays.tensordicts import NestedKey
@@ -80,54 +80,29 @@ def integer(name: str, value: Any, least: int | None = None) -> int:
     return number
 
 
-def h5py() -> Any:
-    """Import and return h5py.
+def _optional(library: str, extra: str, who_needs: str) -> Callable[[], Any]:
+    """Return a function that imports and returns a library of an extra.
 
-    Raises:
-        MissingLibraryError: h5py can't be imported; the message names the extra.
+    The function raises `MissingLibraryError` if the library can't be imported; the message names the extra.
     """
-    return _imported("h5py", "h5", "HDF5 files need")
+
+    def imported() -> Any:
+        try:
+            return importlib.import_module(library)
+        except ImportError as cause:
+            raise MissingLibraryError(
+                f"{who_needs} {library}, which can't be imported: pip install 'gleanrl[{extra}]'"
+            ) from cause
+
+    return imported
 
 
-def ray() -> Any:
-    """Import and return Ray.
-
-    Raises:
-        MissingLibraryError: Ray can't be imported; the message names the extra.
-    """
-    return _imported("ray", "ray", "collectors and buffers on Ray need")
-
-
-def pyarrow() -> Any:
-    """Import and return pyarrow.
-
-    Raises:
-        MissingLibraryError: pyarrow can't be imported; the message names the extra.
-    """
-    return _imported("pyarrow", "parquet", "Parquet and Arrow files need")
-
-
-def pyarrow_parquet() -> Any:
-    """Import and return `pyarrow.parquet`; see `pyarrow`."""
-    return _imported("pyarrow.parquet", "parquet", "Parquet files need")
-
-
-def pandas() -> Any:
-    """Import and return pandas.
-
-    Raises:
-        MissingLibraryError: pandas can't be imported; the message names the extra.
-    """
-    return _imported("pandas", "parquet", "tables of pandas need")
-
-
-def pillow() -> Any:
-    """Import and return `PIL.Image`.
-
-    Raises:
-        MissingLibraryError: Pillow can't be imported; the message names the extra.
-    """
-    return _imported("PIL.Image", "parquet", "encoded images need")
+h5py = _optional("h5py", "h5", "HDF5 files need")
+ray = _optional("ray", "ray", "collectors and buffers on Ray need")
+pyarrow = _optional("pyarrow", "parquet", "Parquet and Arrow files need")
+pyarrow_parquet = _optional("pyarrow.parquet", "parquet", "Parquet files need")
+pandas = _optional("pandas", "parquet", "tables of pandas need")
+pillow = _optional("PIL.Image", "parquet", "encoded images need")
 
 
 def rich_progress() -> Any:
@@ -136,15 +111,6 @@ def rich_progress() -> Any:
         return importlib.import_module("rich.progress")
     except ImportError:
         return None
-
-
-def _imported(library: str, extra: str, who_needs: str) -> Any:
-    try:
-        return importlib.import_module(library)
-    except ImportError as cause:
-        raise MissingLibraryError(
-            f"{who_needs} {library}, which can't be imported: pip install 'gleanrl[{extra}]'"
-        ) from cause
 
 
 _MISSING = object()

@@ -245,6 +245,11 @@ def drawing_device(spec: Any) -> torch.device:
     for leaf in spec.values(True, True):
         if leaf.device is not None:
             return torch.device(leaf.device)
+    return default_device()
+
+
+def default_device() -> torch.device:
+    """Return the device of new tensors. torch 2.6 can't tell it once it was set to None."""
     return torch.empty(0).device
 
 
@@ -332,7 +337,7 @@ class AllowedRows:
     def _generator(self, number: int, device: torch.device | None) -> torch.Generator:
         generator = self._generators.get(number)
         if generator is None:
-            target = torch.empty(0).device if device is None else device
+            target = default_device() if device is None else device
             generator = torch.Generator(target).manual_seed(self._seed + number)
             self._generators[number] = generator
         return generator

@@ -335,7 +335,7 @@ def convert(
         sources: the arrays by path. Ids at ``("collector", "traj_ids")`` also end an episode where they change.
         options: the shared arguments.
         ends: the last row of each episode, ``(rows,)`` bool; None for the rows with flags.
-        observations: the groups or entries whose next values are those of the following row.
+        observations: the groups or entries whose next values the following row holds.
     """
     sources = dict(sources)
     for path in sources:

@@ -74,7 +74,7 @@ class EpisodeArray(NamedTuple):
     following: Path | None
     """The column of its rows from the second on."""
     source: RowSource
-    """The rows of the first episode, whose shape and dtype those of all other episodes must have."""
+    """The rows of the first episode. All other episodes must have their shape and dtype."""
 
 
 def from_minari(

@@ -138,7 +138,7 @@ class StoredRows:
 def _ordered_slots(storage: TensorStorage) -> torch.Tensor | None:
     """Return the slots in the order of time, ``(n,)`` int64; None if these are all rows in the order of the slots."""
     steps, streams = storage.num_steps, storage.rows_per_step
-    begin = storage.end % steps if steps == storage.capacity_steps else 0
+    begin = storage.oldest_step
     masked = MASK in storage.format.schema
     if streams == 1 and not begin and not masked:
         return None

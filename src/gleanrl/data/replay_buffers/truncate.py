@@ -76,7 +76,7 @@ def _ids_by_age(storage: Storage) -> Iterator[tuple[torch.Tensor, torch.Tensor, 
         Slots ``(n,)`` int64, ids ``(steps,)``, and for each slot the position after its last step.
     """
     count = len(storage)
-    first = storage.end * storage.rows_per_step if storage.num_steps == storage.capacity_steps else 0
+    first = storage.oldest_step * storage.rows_per_step
     listed = isinstance(storage, ListStorage)
     paths = None if listed else _columns(storage)
     if paths == ():

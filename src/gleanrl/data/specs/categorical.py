@@ -1,6 +1,6 @@
 """Specs of discrete choices: `Categorical`, `OneHot`, `Binary`, `MultiCategorical` and `MultiOneHot`.
 
-Each is a `ChoiceSpec` with a constructor of its own, and an encoding from `choices`.
+Each is a `ChoiceSpec` with its constructor, and an encoding from `choices`.
 """
 
 from __future__ import annotations

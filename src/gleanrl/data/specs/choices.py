@@ -413,7 +413,7 @@ def require_choice(nothing: Tensor) -> None:
 
 
 class Encoding:
-    """How the values of a spec write the indices of its choices: as they are, integers from 0.
+    """How the values of a spec write the indices of its choices: unchanged, as integers from 0.
 
     Its methods take the space of the choices.
     """

@@ -195,7 +195,7 @@ def _require_name(env_name: Any) -> None:
 
 
 def _found(make: Callable[[], Any]) -> Any:
-    """Return the environment that `make` makes. If gymnasium doesn't know its name, say who registers names."""
+    """Return the environment that `make` makes. An error about an unknown name tells which package registers it."""
     try:
         return make()
     except (gymnasium.error.NameNotFound, gymnasium.error.NamespaceNotFound) as cause:

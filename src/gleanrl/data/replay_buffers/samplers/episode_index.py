@@ -112,6 +112,15 @@ class EpisodeTable(Follower[Storage]):
             self.unfollow()
         return unbroken
 
+    def joins(self, storage: Storage, slots: torch.Tensor, steps: torch.Tensor) -> bool:
+        """Return whether no trajectory ends between each slot and the one `steps` later, earlier if negative.
+
+        Both arguments are ``(n,)`` int64. See `holds` for the ends that count.
+        """
+        table = self.of(storage)
+        path = expanded(table, later(table, slots, steps.clamp(max=0)), steps.abs() + 1)
+        return self.holds(storage, path.slots, ~path.last)
+
     def ends_at(self, slots: torch.Tensor) -> torch.Tensor | None:
         """Return whether a flag, or one of the user's `ends`, ends a trajectory at `slots`, ``(n,)`` bool.
 

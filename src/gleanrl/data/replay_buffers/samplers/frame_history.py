@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,20 +13,17 @@ from gleanrl._arrays.results import Draw
 from gleanrl._arrays.tensordicts import NestedKey, as_path, leaf_at
 from gleanrl._state.rng import RandomSource
 from gleanrl.data.replay_buffers.samplers.base import Sampler
-from gleanrl.data.replay_buffers.samplers.episode_index import EpisodeTable, expanded, later, locate
+from gleanrl.data.replay_buffers.samplers.episode_index import EpisodeTable, later, locate
 from gleanrl.data.replay_buffers.samplers.priority_table import PriorityTable
 from gleanrl.data.replay_buffers.samplers.slice_drawing import BlockedRows
-from gleanrl.data.replay_buffers.samplers.transitions import MOST_TRIES, Transitions, Unit, UnitSampler
+from gleanrl.data.replay_buffers.samplers.transitions import Transitions, Unit, UnitSampler, redrawn
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.errors import EmptyBufferError, UnsupportedError
 
 FRAMES = "_frames"
 """The group of a batch's entries that holds the earlier frames, ``(n, count, *field)`` each, the oldest first."""
-_AGE, _OF = (
-    "age",
-    "of",
-)  # in that group: how many frames come from the trajectory, ``(n,)`` int64; and the frames
-
+_OF = "of"  # in that group: the frames
+_AGE = "age"  # in that group: how many of them come from the trajectory, ``(n,)`` int64
 
 _ROWS = Transitions()
 
@@ -70,14 +68,13 @@ class FrameHistory(Unit):
 
     def uniform(self, storage: Storage, batch_size: int, random: RandomSource) -> Draw:
         """Draw rows that are neither masked out nor lost."""
-        slots = _ROWS.uniform(storage, batch_size, random).slots
-        tries = 0
-        while (lost := self._lost(storage, slots)).any():
-            if tries == MOST_TRIES and not self._complete(storage).shape[0]:
-                raise self.none_left(1)
-            more = _ROWS.uniform(storage, int(lost.sum()), random).slots
-            slots = slots.masked_scatter(lost, more)
-            tries += 1
+
+        def draw(count: int) -> torch.Tensor:
+            return _ROWS.uniform(storage, count, random).slots
+
+        slots = redrawn(
+            draw(batch_size), partial(self._lost, storage), draw, lambda: self._check_any(storage)
+        )
         return self._with_frames(storage, slots)
 
     def again(self, storage: Storage, draw: Draw, stale: torch.Tensor, random: RandomSource) -> Draw:
@@ -102,8 +99,8 @@ class FrameHistory(Unit):
         if self._blocked is None:
             self._blocked = BlockedRows(self.table, priorities)
         self._blocked.update(storage, self.count, None, self._lost)
-        if not native.total > 0.0 and not self._complete(storage).shape[0]:
-            raise self.none_left(1)
+        if not native.total > 0.0:
+            self._check_any(storage)
         drawn = _ROWS.weighted(storage, batch_size, priorities, random)
         extras = self._with_frames(storage, drawn.slots).extras
         drawn = drawn._replace(extras={**drawn.extras, **extras})
@@ -129,11 +126,9 @@ class FrameHistory(Unit):
     def is_unbroken(self, storage: Storage, draw: Draw) -> bool:
         """Return whether no trajectory ends between a row and its frames, by the ends and ids stored now."""
         # The draw's own number of frames: the table may have been read again since the draw.
-        table, before = self.table.of(storage), draw.extras[FRAMES, _AGE]
-        path = expanded(table, later(table, draw.slots, -before), before + 1)
-        if self.table.holds(storage, path.slots, ~path.last):
+        if self.table.joins(storage, draw.slots, -draw.extras[FRAMES, _AGE]):
             return True
-        if self._blocked is not None:  # `holds` has made the table read the storage again
+        if self._blocked is not None:  # `joins` has made the table read the storage again
             self._blocked.unfollow()
         return False
 
@@ -157,15 +152,19 @@ class FrameHistory(Unit):
         slots = torch.arange(len(storage), device="cpu") if items is None else items
         return slots[~self._lost(storage, slots)]
 
+    def _check_any(self, storage: Storage) -> None:
+        """Raise `EmptyBufferError` if every row is masked out or lost."""
+        if not self._complete(storage).shape[0]:
+            raise self.none_left(1)
+
     def _lost(self, storage: Storage, slots: torch.Tensor, table: Episodes | None = None) -> torch.Tensor:
         """Return which rows are lost, ``(n,)`` bool."""
         if not storage.overwritten:
             return torch.zeros(slots.shape, dtype=torch.bool, device="cpu")
         table = table or self.table.of(storage)
         before, _ = locate(table, slots)
-        oldest = storage.end if storage.num_steps == storage.capacity_steps else 0
         first = (slots // table.num_streams - before) % table.capacity
-        return (first == oldest) & (before < self.count)
+        return (first == storage.oldest_step) & (before < self.count)
 
     def _with_frames(self, storage: Storage, slots: torch.Tensor) -> Draw:
         table, count = self.table.of(storage), slots.shape[0]

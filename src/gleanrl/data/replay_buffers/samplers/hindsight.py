@@ -13,7 +13,7 @@ from gleanrl._arrays.results import Draw
 from gleanrl._arrays.tensordicts import NestedKey, Path, as_key
 from gleanrl._state.rng import RandomSource
 from gleanrl.data.replay_buffers.samplers.base import Sampler
-from gleanrl.data.replay_buffers.samplers.episode_index import EpisodeTable, expanded, later, locate
+from gleanrl.data.replay_buffers.samplers.episode_index import EpisodeTable, later, locate
 from gleanrl.data.replay_buffers.samplers.priority_table import PriorityTable
 from gleanrl.data.replay_buffers.samplers.transitions import Unit, UnitSampler, redrawn_masked
 from gleanrl.data.replay_buffers.storages.base import Storage
@@ -122,12 +122,8 @@ class Hindsight(Unit):
     def is_unbroken(self, storage: Storage, draw: Draw) -> bool:
         """Return whether no trajectory ends inside a unit, or between a row and the row of its goal."""
         steps = draw.extras.get(STEPS)
-        if steps is not None and bool(steps.any()):
-            table = self.table.of(storage)
-            first, lengths = later(table, draw.slots, steps.clamp(max=0)), steps.abs() + 1
-            path = expanded(table, first, lengths)
-            if not self.table.holds(storage, path.slots, ~path.last):
-                return False
+        if steps is not None and bool(steps.any()) and not self.table.joins(storage, draw.slots, steps):
+            return False
         return self.unit.is_unbroken(storage, draw)
 
     def annotate(self, draw: Draw, records: Any) -> Mapping[NestedKey, torch.Tensor]:

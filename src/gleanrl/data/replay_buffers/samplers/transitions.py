@@ -32,6 +32,29 @@ def check_any_step(storage: Storage) -> None:
         raise EmptyBufferError("can't sample: every stored row is masked out, none is a step")
 
 
+def redrawn(
+    slots: torch.Tensor,
+    excluded: Callable[[torch.Tensor], torch.Tensor | None],
+    draw: Callable[[int], torch.Tensor],
+    check_any: Callable[[], object],
+) -> torch.Tensor:
+    """Return `slots` with excluded rows replaced.
+
+    Args:
+        slots: drawn slots, ``(n,)`` int64.
+        excluded: returns which slots may not be drawn, ``(n,)`` bool; None for none.
+        draw: returns as many new slots as it is told.
+        check_any: called once after `MOST_TRIES` draws; it raises if all rows are excluded.
+    """
+    tries = 0
+    while (found := excluded(slots)) is not None and found.any():
+        if tries == MOST_TRIES:
+            check_any()
+        slots = slots.masked_scatter(found, draw(int(found.sum())))
+        tries += 1
+    return slots
+
+
 def redrawn_masked(
     storage: Storage, slots: torch.Tensor, draw: Callable[[int], torch.Tensor]
 ) -> torch.Tensor:
@@ -40,13 +63,7 @@ def redrawn_masked(
     Raises:
         EmptyBufferError: every stored row is masked out.
     """
-    tries = 0
-    while (masked := storage.masked(slots)) is not None and masked.any():
-        if tries == MOST_TRIES:
-            check_any_step(storage)
-        slots = slots.masked_scatter(masked, draw(int(masked.sum())))
-        tries += 1
-    return slots
+    return redrawn(slots, storage.masked, draw, lambda: check_any_step(storage))
 
 
 class Unit(ABC):

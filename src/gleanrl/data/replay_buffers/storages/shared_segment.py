@@ -39,8 +39,7 @@ _CHANGING = 2  # a bit of the state word; bit 0 selects the valid copy of the me
 
 _PIECE = Field(torch.Size(()), torch.int64)  # the last column: piece numbers, not part of the records
 
-
-ORDERED, OVERWRITTEN = 1, 2
+ORDERED, OVERWRITTEN = 1, 2  # bits of `SharedMetadata.flags`
 
 
 class SharedMetadata(NamedTuple):
@@ -50,7 +49,7 @@ class SharedMetadata(NamedTuple):
     end: int
     rows_written: int
     flags: int
-    """`ORDERED` and `OVERWRITTEN`; see `Slots`."""
+    """`ORDERED` and `OVERWRITTEN`; see these attributes of `Slots`."""
 
 
 class StorageSegment:
@@ -67,7 +66,7 @@ class StorageSegment:
         self.memory = SharedMemory(_HEAD_BYTES, folder)
         self._meet()
         self.log.renew()
-        self.commit(SharedMetadata(0, 0, 0, 1))
+        self.commit(SharedMetadata(0, 0, 0, ORDERED))
 
     def _meet(self) -> None:
         words = np.frombuffer(self.memory.map, np.int64, _WORDS + SharedLog.RUN_WORDS * _RUNS)

@@ -252,6 +252,11 @@ class Slots(Part, ABC):
         return self.change_log.origin
 
     @property
+    def oldest_step(self) -> int:
+        """The position of the oldest stored time step in the ring, if steps are in the order of time."""
+        return self._end if self.num_steps == self.capacity_steps else 0
+
+    @property
     def rows_written(self) -> int:
         """Number of transitions ever written, also before a `clear`. A load sets it to the saved number."""
         return self._rows_written

@@ -78,7 +78,7 @@ class StorageState(RingState):
         return self.num_steps * prod(self.batch_shape)
 
     def plain(self) -> dict[str, Any]:
-        """Return the fields as plain values, without `content` and `moved`, and without those that have their default.
+        """Return the fields as plain values, without `content`, `moved`, and fields that have their default.
 
         The generations aren't copied.
         """
