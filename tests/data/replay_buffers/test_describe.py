@@ -479,3 +479,16 @@ def test_a_repr_reads_no_record() -> None:
         "    batch_size=3)",
     ]
     assert "Unreadable(2 of 5 objects)" in buffer._repr_html_()
+
+
+def test_a_trajectory_whose_beginning_was_never_stored_is_not_complete() -> None:
+    step = torch.arange(100)
+    flags = {"reward": torch.ones(100, 1), "done": (step % 25 == 24)[:, None]}
+    rows = TensorDict({"x": step[:, None], "next": flags}, [100])
+    buffer = ReplayBuffer(storage=LazyTensorStorage(40))
+    buffer.extend(rows)  # leaves the first 60 steps out
+    found = buffer.episodes()
+    assert found.length.tolist() == [15, 25] and found.complete.tolist() == [False, True]
+    larger = ReplayBuffer(storage=LazyTensorStorage(80))
+    larger.load_state_dict(buffer.state_dict())
+    assert larger.episodes().complete.tolist() == [False, True]

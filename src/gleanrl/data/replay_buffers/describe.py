@@ -377,13 +377,12 @@ def _cell(value: torch.Tensor) -> str:
     return numbers[0] if len(numbers) == 1 else f"({', '.join(numbers)})"
 
 
-def stored_episodes(storage: Storage, table: EpisodeTable | None, written: int) -> StoredEpisodes:
+def stored_episodes(storage: Storage, table: EpisodeTable | None) -> StoredEpisodes:
     """Return the stored trajectories; the caller holds the lock of the storage's buffer.
 
     Args:
         storage: the storage.
         table: the sampler's table of trajectories, whose keys count; None for the default keys.
-        written: number of records ever written to the storage.
 
     Raises:
         MissingKeyError: no stored column tells where trajectories end.
@@ -418,7 +417,7 @@ def stored_episodes(storage: Storage, table: EpisodeTable | None, written: int) 
     complete = None
     if ended is not None:
         complete = ended & ~_continuing(storage, first, last, flags)
-        if written > len(storage) and storage.num_steps == storage.capacity_steps:
+        if storage.overwritten:
             # The first steps may be lost. A trajectory begins for sure only after the end of another one, or padding.
             stream = first % runs.num_streams
             complete[:1] = False

@@ -788,7 +788,7 @@ class ReplayBuffer(Checkpointed):
             UnsupportedError: the storage has no columns, or its records aren't in the order of time.
         """
         with self._gate.lock:
-            return stored_episodes(self._parts.storage, self._parts.sampler.episode_table, self.write_count)
+            return stored_episodes(self._parts.storage, self._parts.sampler.episode_table)
 
     to_hdf5, to_minari, to_pandas = export.to_hdf5, export_minari.to_minari, export.to_pandas
     to_parquet, to_safetensors = export.to_parquet, export.to_safetensors
