@@ -120,6 +120,15 @@ def test_numbers_of_episodes_split_rows_and_become_free_ids():
         from_arrays({**arrays(), ("collector", "traj_ids"): np.repeat([7, 3, 7], [4, 3, 3])})
 
 
+def test_a_flag_within_an_episode_is_refused_unless_the_caller_chose_the_ends():
+    inside = arrays(terminated=np.isin(np.arange(ROWS), [1, 3]), truncated=None)
+    ids = {("collector", "traj_ids"): np.repeat([7, 3, 9], [4, 3, 3])}
+    with pytest.raises(DatasetError, match="got one in row 1, after which the episode continues"):
+        from_arrays({**inside, **ids})
+    chosen = from_arrays({**inside, **ids}, episode_ends=[3, 6, 9])
+    assert column(chosen, "next", "terminated") == [row == 1 for row in range(7)]
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,21 @@ def test_damaged_and_foreign_files_are_refused(path: Path, tmp_path: Path):
     write(tmp_path / "foreign.h5")
     with pytest.raises(IncompatibleCheckpointError, match="another program wrote it.*from_hdf5"):
         H5StorageCheckpointer().loads(storage, tmp_path / "foreign.h5")
+
+
+def test_flipped_bits_are_refused_or_leave_a_buffer(path: Path):
+    write(path)
+    content, draw, outcomes = path.read_bytes(), random.Random(7), set[str]()
+    for _ in range(100):
+        damaged = bytearray(content)
+        for _ in range(draw.randint(1, 6)):
+            damaged[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            outcomes.add(type(from_hdf5(path)).__name__)
+        except DatasetError:
+            outcomes.add("refused")
+    assert outcomes == {"refused", "TensorDictReplayBuffer"}
 
 
 def forge_soft_link(file: Any, tmp_path: Path) -> None:

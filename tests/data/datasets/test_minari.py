@@ -147,6 +147,10 @@ def no_flags(file: Any) -> None:
     del file["episode_0/terminations"]
 
 
+def early_end(file: Any) -> None:
+    file["episode_10/terminations"][1] = True
+
+
 def link(file: Any) -> None:
     del file["episode_10/observations"]
     file["episode_10/observations"] = h5py.ExternalLink("other.hdf5", "/x")
@@ -165,6 +169,7 @@ def wrong_count(file: Any) -> None:
         (other_info, r"episode 10: .*others: \['infos/z'\]; pass infos=False"),
         (other_dtype, r"episode_10/actions: expected rows \(\) torch.int64.*got \(\) torch.float32"),
         (no_flags, r"episode 0: expected \['terminations'\]"),
+        (early_end, r"episode 10: expected flags only in the last row of an episode, got one in row 1"),
         (link, r"episode_10.*'observations'.*link"),
         (wrong_count, r"expected episodes.*1099511627806 steps"),
     ],
@@ -187,6 +192,12 @@ def test_bad_ids_and_metadata_are_refused(root: Path):
         from_minari("made/hand-v0")
     metadata(root / "made/hand-v0/data", data_format="csv")
     with pytest.raises(DatasetError, match="data_format hdf5 or arrow or parquet, got 'csv'"):
+        from_minari("made/hand-v0")
+    metadata(root / "made/hand-v0/data", data_format=["csv"])
+    with pytest.raises(DatasetError, match="data_format hdf5 or arrow or parquet"):
+        from_minari("made/hand-v0")
+    metadata(root / "made/hand-v0/data", total_episodes=10**18)
+    with pytest.raises(DatasetError, match=r"expected the episodes 0 to 10+ .*got 12"):
         from_minari("made/hand-v0")
     metadata(root / "made/hand-v0/data", total_episodes=0)
     with pytest.raises(DatasetError, match="expected the episodes 0 to 0"):

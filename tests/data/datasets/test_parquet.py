@@ -43,7 +43,7 @@ def columns(**changed: Any) -> dict[str, Any]:
     return {name: column for name, column in {**found, **changed}.items() if column is not None}
 
 
-def feature(dtype: str, *shape: int) -> dict[str, Any]:
+def feature(dtype: str, *shape: Any) -> dict[str, Any]:
     return {"dtype": dtype, "shape": list(shape), "names": None}
 
 
@@ -146,7 +146,12 @@ def test_data_set_without_rewards_gives_records_without_rewards(tmp_path: Path):
             {"lengths": (5, 5)},
             "'episode_index': expected 0 in row 4.*got 1; episodes are missing or reordered",
         ),
-        ({"lengths": (4, 7)}, "'episode_index': expected 11 rows.*got 10"),
+        ({"lengths": (4, 7)}, "expected as many rows as the metadata say.*11 in the episodes, got 10"),
+        ({"lengths": (4, -1)}, "each with a frame or more"),
+        (
+            {"next.done": arrow.array(np.isin(np.arange(ROWS), [1, 3, 9]))},
+            "flags only in the last row of an episode, got one in row 1",
+        ),
         ({"frame_index": arrow.array([1, 0, 2, 3, *range(6)])}, "'frame_index': expected 0 in row 0.*got 1"),
         (
             {"action": arrow.array([[1.0]] * 9 + [[1.0, 2.0]])},
@@ -173,6 +178,9 @@ def test_lerobot_folders_that_contradict_their_metadata_are_refused(
         ({"data_path": "{secret}"}, DatasetError, "expected data_path with"),
         ({"data_path": "data/{chunk_index:03d}"}, DatasetError, "to be a file in the folder"),
         ({"data_path": None}, DatasetError, "expected a text data_path"),
+        ({"total_frames": 11}, DatasetError, "as many rows as the metadata say, 11 in all"),
+        ({"features": {"action": None}}, DatasetError, "expected metadata of this format"),
+        ({"features": {"action": feature("float32", "x")}}, DatasetError, "expected metadata of this format"),
         ({"features": {"video": feature("video", 8, 8, 3)}}, UnsupportedError, "video=False leaves out"),
     ],
 )
@@ -181,6 +189,24 @@ def test_forged_metadata_of_lerobot_are_refused(tmp_path: Path, changed: Any, er
     info(tmp_path / "set", "v3.0", **changed)
     with pytest.raises(error, match=message):
         from_lerobot(tmp_path / "set")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    ['{"episode_index": 0', "[]", "{}", '{"episode_index": 0, "length": []}', '{"episode_index": 1e999}'],
+)
+def test_damaged_lists_of_episodes_are_refused(tmp_path: Path, lines: str):
+    root = second(tmp_path / "set")
+    (root / "meta/episodes.jsonl").write_text(lines)
+    with pytest.raises(DatasetError, match="expected metadata of this format"):
+        from_lerobot(root)
+
+
+def test_flags_within_an_episode_are_kept_if_the_caller_accepts_them(tmp_path: Path):
+    done = arrow.array(np.isin(np.arange(ROWS), [1, 3, 9]))
+    root = third(tmp_path / "set", **{"next.done": done})
+    whole = from_lerobot(root, next_observation=False, verify=False)[:]
+    assert whole["next", "terminated"][:, 0].nonzero()[:, 0].tolist() == [1, 3, 9]
 
 
 def test_links_out_of_the_folder_are_refused(tmp_path: Path):
@@ -220,7 +246,7 @@ def test_bad_parquet_files_are_refused(tmp_path: Path):
     with pytest.raises(DatasetError, match=r"'frame_index': .*got 3 after 1 in row 2"):
         from_parquet(path, episode="episode_index", step="frame_index")
     parquet.write_table(arrow.table({"a": [1]}), tmp_path / "rows2.parquet")
-    with pytest.raises(DatasetError, match="expected the columns"):
+    with pytest.raises(DatasetError, match=r"expected the columns of the first.*instead of \['a: int64'\]"):
         from_parquet(tmp_path, episode="episode_index")
     (tmp_path / "rows2.parquet").unlink()
     parquet.write_table(arrow.table(columns()).slice(0, 0), path)

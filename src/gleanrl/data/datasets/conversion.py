@@ -325,6 +325,7 @@ def convert(
     options: ReadOptions,
     ends: Array | None = None,
     observations: Iterable[Path] = (("observation",),),
+    stated: bool = False,
 ) -> TensorStorage:
     """Return the records of episodes that follow each other in arrays with one row for each step.
 
@@ -336,6 +337,11 @@ def convert(
         options: the shared arguments.
         ends: the last row of each episode, ``(rows,)`` bool; None for the rows with flags.
         observations: the groups or entries whose next values the following row holds.
+        stated: whether the caller chose `ends`, so that flags may be set within an episode.
+
+    Raises:
+        DatasetError: the arrays contradict each other.
+        CapacityError: the columns don't fit into memory or on the disk.
     """
     sources = dict(sources)
     for path in sources:
@@ -348,15 +354,18 @@ def convert(
     terminated, truncated, done = (_flag_of(sources, path) for path in (TERMINATED, TRUNCATED, DONE))
     ids = sources.pop(TRAJ_IDS, None)
     numbers = None if ids is None else _ids_of(ids)
-    if ends is None:
-        found = [flag for flag in (terminated, truncated, done) if flag is not None]
-        if not found and numbers is None:
-            raise DatasetError(
-                f"{where}: expected flags or ids that tell where episodes end, got the keys "
-                f"{[as_key(path) for path in sources]}; pass episode_ends"
-            )
-        ends = np.logical_or.reduce(found) if found else np.zeros(rows, bool)
-    ends = ends.copy()
+    flags = [flag for flag in (terminated, truncated, done) if flag is not None]
+    flagged = np.logical_or.reduce(flags) if flags else np.zeros(rows, bool)
+    if ends is None and numbers is None and not flags:
+        raise DatasetError(
+            f"{where}: expected flags or ids that tell where episodes end, got the keys "
+            f"{[as_key(path) for path in sources]}; pass episode_ends"
+        )
+    inside = np.zeros(rows, bool)  # rows with a flag after which the episode continues
+    if ends is not None or numbers is not None:
+        last = np.zeros(rows, bool) if ends is None else ends
+        inside[:-1] = flagged[:-1] & ~last[:-1] & (numbers is None or numbers[1:] == numbers[:-1])
+    ends = flagged if ends is None else ends.copy()
     if numbers is not None:
         ends[:-1] |= numbers[1:] != numbers[:-1]
     unfinished = not ends[-1]
@@ -384,6 +393,8 @@ def convert(
             f"{where}: expected next values of all observations or of none, got "
             f"{[as_key(path) for path in sources if path[0] == 'next']}"
         )
+    if inside.any() and options.verify and not stated and not (roots and known):
+        raise flag_inside(where, int(np.flatnonzero(inside)[0]))
     chosen: Array | None = None
     if roots and options.next_observation and not known and any(sources[path].rows == rows for path in roots):
         # The row after the last one of an episode isn't in the file.
@@ -400,13 +411,21 @@ def convert(
                 stacklevel=3,
             )
     targets = [*_targets(sources, roots, known, chosen, ends, options)]
-    flags = {TERMINATED: terminated, TRUNCATED: truncated, DONE: terminated | truncated}
-    for path, flag in flags.items():
+    outcomes = {TERMINATED: terminated, TRUNCATED: truncated, DONE: terminated | truncated}
+    for path, flag in outcomes.items():
         targets.append(ColumnTarget(path, RowSource.of(where, flag[:, None]), chosen, torch.bool))
     targets.append(ColumnTarget(TRAJ_IDS, RowSource.of(where, numbers), chosen, torch.int64))
     count = rows if chosen is None else int(np.count_nonzero(chosen))
     chained = not any(path[0] == "next" and path[1:] in sources for path in sources)
     return storage_of(where, filled(where, targets, count, options), options, chained)
+
+
+def flag_inside(where: str, row: int) -> DatasetError:
+    """Return the error for a flag after which the episode continues, by its ids or its length."""
+    return DatasetError(
+        f"{where}: expected flags only in the last row of an episode, got one in row {row}, after which the episode "
+        "continues by its ids or its length; correct the file, or pass verify=False to keep both"
+    )
 
 
 class DescribedColumn(NamedTuple):
@@ -549,8 +568,9 @@ def _common_rows(
     }
     if wrong or not rows:
         path, count = next(iter((wrong or counts).items()))
+        expected = f"{rows} rows" if rows else "at least one row"
         raise DatasetError(
-            f"{sources[path].where}: expected {rows or 'at least one'} rows, as the other arrays have, got {count} at "
+            f"{sources[path].where}: expected {expected}, as the other arrays have, got {count} at "
             f"{as_key(path)!r}"
         )
     return rows
@@ -643,7 +663,7 @@ def from_arrays(
     if episode_ends is not None:
         steps = [s.rows for p, s in sources.items() if not any(p[: len(g)] == g for g in groups)]
         ends = end_mask(episode_ends, steps[0] if steps else next(iter(sources.values())).rows)
-    return buffer_of(convert("arrays", sources, shared, ends, groups), shared)
+    return buffer_of(convert("arrays", sources, shared, ends, groups, ends is not None), shared)
 
 
 def end_mask(episode_ends: Any, rows: int) -> Array:

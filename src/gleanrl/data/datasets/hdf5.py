@@ -34,7 +34,7 @@ from gleanrl.data.replay_buffers.export import D4RL, DESCRIPTION
 from gleanrl.data.replay_buffers.presets import TensorDictReplayBuffer
 from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
 from gleanrl.data.replay_buffers.writers.base import ImmutableDatasetWriter
-from gleanrl.errors import DatasetError, InvalidArgumentError
+from gleanrl.errors import DatasetError, GleanError, InvalidArgumentError
 
 _REQUIRED = ("observations", "actions", "rewards", "terminals")
 _FILTERS = frozenset((1, 2, 3, 4, 5, 6, 32000))  # HDF5's own filters and lzf; none of them loads a plugin
@@ -75,8 +75,8 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Any]:
     with file:
         try:
             yield file
-        except (OSError, RuntimeError) as cause:
-            if isinstance(cause, (DatasetError, FileNotFoundError)) or not _is_h5py(cause):
+        except (OSError, RuntimeError, LookupError, ValueError, TypeError) as cause:
+            if isinstance(cause, (GleanError, FileNotFoundError)) or not _is_h5py(cause):
                 raise
             raise DatasetError(f"{path}: the file is damaged: {cause}") from cause
 
@@ -98,6 +98,8 @@ def entries(where: str, group: Any, *names: str) -> dict[str, Any]:
     hard = _util.h5py().h5l.TYPE_HARD
     links, found = group.id.links, {}
     for name in names or group:
+        if not isinstance(name, str):
+            raise DatasetError(f"{where}: expected names in UTF-8, got {name!r}")
         if links.get_info(name.encode(errors="surrogateescape")).type != hard:
             raise DatasetError(
                 f"{where}: expected the data of {name!r} in this file, got a symbolic or external link"
@@ -271,7 +273,7 @@ def read_hdf5(
                 )
         if max_episode_steps is not None:
             ends = _limit(where, sources, ends, max_episode_steps)
-        return convert(where, sources, shared, ends)
+        return convert(where, sources, shared, ends, stated=ends is not None)
 
 
 def _found(where: str, file: Any) -> dict[str, RowSource]:

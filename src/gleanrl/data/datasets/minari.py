@@ -32,6 +32,7 @@ from gleanrl.data.datasets.conversion import (
     array_of,
     buffer_of,
     columns_of,
+    flag_inside,
     free_ids,
     new_columns,
     recast,
@@ -152,7 +153,7 @@ def read_minari(
     metadata = read_json(data / "metadata.json")
     kind = metadata.get("data_format", "hdf5")
     readers = {"hdf5": _hdf5_episodes, "arrow": _arrow_episodes, "parquet": _arrow_episodes}
-    if kind not in readers:
+    if not isinstance(kind, str) or kind not in readers:
         raise DatasetError(
             f"{data / 'metadata.json'}: expected data_format {' or '.join(readers)}, got {kind!r}"
         )
@@ -166,10 +167,8 @@ def _numbers(
 ) -> list[int]:
     if episodes is None:
         total = metadata.get("total_episodes", len(found))
-        if not isinstance(total, int) or found != {*range(total)}:
-            missing = (
-                sorted({*range(total)} - found)[:5] if isinstance(total, int) and total <= 1 << 32 else []
-            )
+        if total != len(found) or found != {*range(len(found))}:
+            missing = sorted({*range(len(found) + 1)} - found)[:5]
             raise DatasetError(
                 f"{data}: expected the episodes 0 to {total} (not included), got {len(found)}, without {missing}; pass "
                 "episodes= with the numbers to read"
@@ -218,6 +217,10 @@ def _read(
         _compare(f"{where}: episode {number}", episode, count, layout)
         for leaf in layout:
             _copy_episode(episode[leaf.name], leaf, arrays, start, count)
+        inner = slice(start, start + count - 1)
+        inside = np.flatnonzero(arrays[TERMINATED][inner] | arrays[TRUNCATED][inner])
+        if options.verify and not reader.described and len(inside):
+            raise flag_inside(f"{where}: episode {number}", int(inside[0]))
         arrays[ids][start : start + count] = number if ids == EPISODE else _FIRST_ID - number
         saved.append(reader.saved_id(number) if reader.described else None)
         start += count

@@ -28,7 +28,7 @@ from gleanrl.data.datasets.conversion import (
 from gleanrl.data.replay_buffers.export import DESCRIPTION
 from gleanrl.data.replay_buffers.presets import TensorDictReplayBuffer
 from gleanrl.data.trajectories import TRAJ_IDS
-from gleanrl.errors import DatasetError, InvalidArgumentError, UnsupportedError
+from gleanrl.errors import DatasetError, GleanError, InvalidArgumentError, UnsupportedError
 
 _BATCH_ROWS = 1 << 14
 _BATCH_BYTES = 4 << 20
@@ -41,12 +41,25 @@ _SLOT = re.compile(r"\{(\w+)(?::0(\d)d)?\}")
 
 
 @contextmanager
+def parsed(where: object) -> Iterator[None]:
+    """Raise the errors of code that takes metadata apart as `DatasetError`."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as cause:
+        if isinstance(cause, GleanError):
+            raise
+        raise DatasetError(
+            f"{where}: expected metadata of this format, got other values: {cause!r}"
+        ) from cause
+
+
+@contextmanager
 def typed(where: str) -> Iterator[None]:
     """Raise errors of pyarrow as `DatasetError`."""
     arrow = _util.pyarrow()
     try:
         yield
-    except (arrow.ArrowException, OSError) as cause:
+    except (arrow.ArrowException, OSError, UnicodeDecodeError) as cause:
         if isinstance(cause, FileNotFoundError):
             raise
         raise DatasetError(f"{where}: expected a readable Parquet or Arrow file, got: {cause}") from cause
@@ -112,9 +125,13 @@ class _ParquetFiles:
         self.schema = self._opened[0][1].schema_arrow
         for path, file in self._opened:
             if not file.schema_arrow.equals(self.schema):
+                expected, found = (
+                    {f"{column.name}: {column.type}" for column in schema}
+                    for schema in (self.schema, file.schema_arrow)
+                )
                 raise DatasetError(
-                    f"{path}: expected the columns {self.schema.names} of the first file with their types, got "
-                    f"{file.schema_arrow.names}"
+                    f"{path}: expected the columns of the first file with their types, got {sorted(found - expected)} "
+                    f"instead of {sorted(expected - found)}"
                 )
             size = sum(
                 file.metadata.row_group(number).total_byte_size for number in range(file.num_row_groups)
@@ -157,7 +174,10 @@ class _ParquetFiles:
                     )
                 yield block
 
-        first = read(next(array for array in self.arrays(column) if len(array))[:1])
+        filled = next((array for array in self.arrays(column) if len(array)), None)
+        if filled is None:
+            raise DatasetError(f"{where}: expected {self.rows} rows, got none; the file is damaged")
+        first = read(filled[:1])
         shape, kind = first.shape[1:], first.dtype
         if kind.kind == "O" and not isinstance(first.flat[0], str):
             raise DatasetError(f"{where}: expected numbers, bools, strings or lists of them, got bytes")
@@ -298,15 +318,25 @@ def from_lerobot(
         raise DatasetError(
             f"{root / 'meta' / 'info.json'}: expected codebase_version v2.x or v3.x and features, got {version!r}"
         )
-    videos = [name for name, feature in features.items() if feature.get("dtype") == "video"]
+    where = os.fspath(root)
+    with parsed(root / "meta"):
+        kinds = {name: feature.get("dtype") for name, feature in features.items()}
+        shapes = {name: _shape_of(feature) for name, feature in features.items()}
+        lengths, file_values = _episodes(root, version, info)
+        template = info.get("data_path")
+        paths = [within(root, _filled_in(root, template, values)) for values in dict.fromkeys(file_values)]
+    videos = [name for name, kind in kinds.items() if kind == "video"]
     if videos and video:
         raise UnsupportedError(f"{root}: videos aren't decoded; video=False leaves out {videos}")
-    lengths, file_values = _episodes(root, version, info)
-    template = info.get("data_path")
-    paths = [within(root, _filled_in(root, template, values)) for values in dict.fromkeys(file_values)]
-    where = os.fspath(root)
     files = _ParquetFiles(where, paths)
-    images = {name: feature for name, feature in features.items() if feature.get("dtype") == "image"}
+    if (
+        sum(length for _, length in lengths) != files.rows
+        or info.get("total_frames", files.rows) != files.rows
+    ):
+        raise DatasetError(
+            f"{where}: expected as many rows as the metadata say, {info.get('total_frames')} in all and "
+            f"{sum(length for _, length in lengths)} in the episodes, got {files.rows}"
+        )
     for name in (*features, "episode_index", "frame_index"):
         if name not in videos:
             _require_column(where, files, name)
@@ -315,9 +345,9 @@ def from_lerobot(
     frames = np.concatenate([np.arange(length) for _, length in lengths])
     _compare(files.source("frame_index"), frames, "as the lengths of the episodes say")
     sources = {
-        _key_of(name): files.source(name, _decoder(f"{where}: {name!r}", images[name]))
-        if name in images
-        else _shaped(files.source(name), features[name])
+        _key_of(name): files.source(name, _decoder(f"{where}: {name!r}", shapes[name]))
+        if kinds[name] == "image"
+        else _shaped(files.source(name), shapes[name])
         for name in features
         if name not in (*videos, "episode_index", "index")
     }
@@ -326,9 +356,16 @@ def from_lerobot(
     return buffer_of(convert(where, sources, shared, ends), shared)
 
 
-def _shaped(source: RowSource, feature: Mapping[str, Any]) -> RowSource:
-    """Check the shape of a column by its feature; a scalar column may be described as ``[1]``."""
-    shape = tuple(feature.get("shape") or ())
+def _shape_of(feature: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the shape of a feature's rows; images are (H, W, C)."""
+    shape, names = tuple(map(int, feature.get("shape") or ())), feature.get("names")
+    if feature.get("dtype") == "image" and isinstance(names, list) and str(names[0]).startswith("channel"):
+        return (*shape[1:], shape[0])  # (C, H, W) in older data sets
+    return shape
+
+
+def _shaped(source: RowSource, shape: tuple[int, ...]) -> RowSource:
+    """Check the shape of a column; a scalar column may be described as ``[1]``."""
     if source.shape != shape and (source.shape, shape) != ((), (1,)):
         raise DatasetError(
             f"{source.where}: expected rows {shape}, as meta/info.json says, got {source.shape}"
@@ -382,11 +419,12 @@ def _episodes(
             for number, length, chunk, file in zip(*table, strict=True)
         ]
     found.sort()
-    numbers = [number for number, _, _ in found]
+    numbers, lengths = [number for number, _, _ in found], [length for _, length, _ in found]
     total = info.get("total_episodes", len(found))
-    if numbers != [*range(len(found))] or len(found) != total or not found:
+    if numbers != [*range(len(found))] or len(found) != total or min(lengths, default=0) < 1:
         raise DatasetError(
-            f"{listing}: expected the episodes 0 to {total} (not included), got {numbers[:5]} and so on"
+            f"{listing}: expected the episodes 0 to {total} (not included), each with a frame or more, got "
+            f"{numbers[:5]} of the lengths {lengths[:5]} and so on"
         )
     return [(number, length) for number, length, _ in found], [values for _, _, values in found]
 
@@ -447,12 +485,7 @@ def read_json(path: FilePath) -> dict[str, Any]:
     return found
 
 
-def _decoder(where: str, feature: Mapping[str, Any]) -> Callable[[Any], Array]:
-    shape = tuple(feature.get("shape") or ())
-    names = feature.get("names")
-    if names and str(names[0]).startswith("channel"):  # (C, H, W) in older data sets
-        shape = (*shape[1:], shape[0])
-
+def _decoder(where: str, shape: tuple[int, ...]) -> Callable[[Any], Array]:
     def decode(array: Any) -> Array:
         if not _util.pyarrow().types.is_struct(array.type) or array.type.get_field_index("bytes") < 0:
             raise DatasetError(f"{where}: expected images as bytes, got {array.type}")
