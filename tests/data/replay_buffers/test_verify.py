@@ -50,6 +50,14 @@ def test_right_records_pass_wrapped_or_not(count):
     assert report.trajectories == len({t // 4 for t in range(max(0, count - 20), count)})
 
 
+def test_a_mistake_across_the_end_of_a_ring_is_found():
+    data = steps(42)
+    data["next", "observation"][39] += 1  # row 19 of the ring, and 40 is row 0
+    data["collector", "traj_ids"][39] = 10
+    data["next", "truncated"][39] = data["next", "done"][39] = False
+    assert found(stored(data)) == [("next observation", 1, 19)]
+
+
 def test_streams_are_looked_at_one_by_one():
     columns = [steps(6, start) for start in (0, 40, 80)]
     assert stored(torch.stack(columns), 30, ndim=2).verify().ok

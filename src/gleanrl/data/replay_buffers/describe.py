@@ -25,7 +25,6 @@ from gleanrl.data.replay_buffers.samplers.episode_index import (
     BoundaryKeys,
     EpisodeTable,
     later,
-    locate,
     runs_of,
 )
 from gleanrl.data.replay_buffers.storages.base import Storage
@@ -133,7 +132,7 @@ class _Tally:
         self._kinds[None, ()] = None
         self._even = False
 
-    def add(self, rows: torch.Tensor, slots: torch.Tensor) -> None:
+    def add(self, rows: torch.Tensor, slots: torch.Tensor | range) -> None:
         """Add rows ``(n, *shape)`` of the slots ``(n,)``."""
         self.rows += rows.shape[0]
         self.num_bytes += rows.numel() * rows.itemsize
@@ -224,9 +223,12 @@ def _of_column(storage: TensorStorage, schema: Schema, path: Path) -> ColumnStat
     step = _RECORDS if field.is_list else max(_PIECE_BYTES // max(field.row_bytes, 1), 1)
     column = None if field.is_list else storage.column(path)
     if column is not None:
-        tally.add(column[:0], torch.empty(0, dtype=torch.int64, device="cpu"))  # tells dtype and shape
+        tally.add(column[:0], range(0))  # tells dtype and shape
     for start in range(0, count, step):
         stop = min(start + step, count)
+        if column is not None and not storage.has_mask:
+            tally.add(column[start:stop], range(start, stop))
+            continue
         slots = torch.arange(start, stop, device="cpu")
         masked = storage.masked(slots)
         slots = slots if masked is None else slots[~masked]
@@ -537,13 +539,21 @@ def _returns(storage: TensorStorage, runs: Episodes, first: torch.Tensor) -> dic
         path: torch.zeros(first.shape[0], size.numel(), dtype=torch.float64, device="cpu")
         for path, size in sizes.items()
     }
-    begins, order = first.sort()
     streams = runs.num_streams
-    for start in range(0, len(storage) if paths else 0, _STEPS * streams):
-        slots = torch.arange(start, min(start + _STEPS * streams, len(storage)), device="cpu")
-        run = order[torch.searchsorted(begins, later(runs, slots, -locate(runs, slots)[0]))]
+    steps = torch.zeros(len(storage), dtype=torch.bool, device="cpu").index_fill_(0, first, True)
+    begins = steps.view(-1, streams)
+    # Sorted by stream and step, so that the runs of one stream are numbered in the order of their slots.
+    order = (first % streams * storage.capacity_steps + first // streams).argsort()
+    counts = (first % streams).bincount(minlength=streams)
+    before = counts.cumsum(0) - counts
+    reached = torch.full((streams,), -1, device="cpu")  # the number of the current run in each stream
+    for start in range(0, begins.shape[0] if paths else 0, _STEPS):
+        number = begins[start : start + _STEPS].cumsum(0) + reached
+        reached = number[-1]
+        # Steps before the first beginning continue the run that the end of the ring cuts.
+        run = order[torch.where(number < 0, counts - 1, number).add_(before).view(-1)]
         for path, total in totals.items():
-            rewards = wide(storage.column(path)[start : start + slots.shape[0]])
+            rewards = wide(storage.column(path)[start * streams : start * streams + run.shape[0]])
             total.index_add_(0, run, rewards.cpu().to(torch.float64))
     return {
         as_key(path[1:] if path[0] == "next" else path): total[:, 0]

@@ -13,7 +13,6 @@ from gleanrl._arrays.results import html_parts, parts_text
 from gleanrl._arrays.tensordicts import FLAGS, as_key
 from gleanrl.data.replay_buffers.describe import (
     column_statistics,
-    differ,
     end_flags,
     linked_runs,
     observed_twice,
@@ -29,7 +28,7 @@ from gleanrl.data.replay_buffers.samplers.episode_index import (
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.lists import ListStorage
 from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
-from gleanrl.data.trajectories import STEPS, TRAJ_IDS
+from gleanrl.data.trajectories import STEPS, TRAJ_IDS, same_bits
 from gleanrl.errors import MissingKeyError, SchemaError
 
 _CHUNK = 1 << 16  # time steps checked at once
@@ -188,13 +187,11 @@ def _check_storage(storage: Storage) -> list[AuditProblem]:
             storage.check_valid()
     except AssertionError as error:
         return [AuditProblem("schema", 1, 0, f"the storage contradicts itself: {error}")]
-    generations = storage.generation(torch.arange(len(storage), device="cpu"))
-    never = (generations < 1).nonzero()[:, 0]
-    if never.shape[0]:
-        return [
-            AuditProblem("generations", never.shape[0], int(never[0]), "stored rows that were never written")
-        ]
-    return []
+    never = _Findings()
+    for start in range(0, len(storage), _CHUNK):  # one large vector of slots would take longer to fill
+        slots = torch.arange(start, min(start + _CHUNK, len(storage)), device="cpu")
+        never.add("generations", "stored rows that were never written", slots[storage.generation(slots) < 1])
+    return [*never.problems()]
 
 
 def _check_flags(storage: TensorStorage, found: _Findings) -> str | None:
@@ -210,28 +207,32 @@ def _check_flags(storage: TensorStorage, found: _Findings) -> str | None:
     return "flags" if complete else None
 
 
-def _pairs(storage: TensorStorage, table: Episodes) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield slots of consecutive steps of one trajectory, ``(n,)`` int64 each: a step and the following one."""
-    streams, slots_in_all = table.num_streams, table.capacity * table.num_streams
-    for start in range(0, len(storage), _CHUNK * streams):
-        slots = torch.arange(start, min(start + _CHUNK * streams, len(storage)), device="cpu")
-        inner = slots[locate(table, slots)[1] > 1]
-        if (masked := storage.masked(inner)) is not None:
-            inner = inner[~masked]
-        yield inner, (inner + streams) % slots_in_all
+def _spans(storage: TensorStorage, table: Episodes) -> Iterator[tuple[slice, slice]]:
+    """Yield the slots of adjacent steps, as ranges of one length: the earlier steps and the following ones."""
+    streams, count = table.num_streams, len(storage)
+    for start in range(0, count - streams, _CHUNK * streams):
+        stop = min(start + _CHUNK * streams, count - streams)
+        yield slice(start, stop), slice(start + streams, stop + streams)
+    if count == table.capacity * streams:  # the ring is full, so its last step can precede its first one
+        yield slice(count - streams, count), slice(0, streams)
 
 
 def _check_chain(storage: TensorStorage, table: Episodes, found: _Findings) -> list[str]:
     """Check that each step's next observation is the following step's observation."""
     schema = storage.format.schema
     observed = observed_twice(schema)
-    for slots, following in _pairs(storage, table) if observed else ():
-        if STEPS in schema:  # the next observation of an n-step row isn't the following step's
-            single = wide(storage.column(STEPS)[slots])[:, 0] == 1
-            slots, following = slots[single.cpu()], following[single.cpu()]
+    for span, following in _spans(storage, table) if observed else ():
         for path in observed:
+            same = same_bits(storage.column(path)[span], storage.column(path[1:])[following], 1)
+            slots = (~same).nonzero()[:, 0].cpu() + span.start
+            # Only these are looked up: most rows are right, so a comparison of ranges is fast.
+            slots = slots[locate(table, slots)[1] > 1]
+            if (masked := storage.masked(slots)) is not None:
+                slots = slots[~masked]
+            if STEPS in schema:  # the next observation of an n-step row isn't the following step's
+                slots = slots[(wide(storage.column(STEPS)[slots])[:, 0] == 1).cpu()]
             message = f"{as_key(path)!r} isn't {as_key(path[1:])!r} of the following step"
-            found.add("next observation", message, slots[differ(storage, path, slots, following)])
+            found.add("next observation", message, slots)
     return ["next observation"] if observed else []
 
 
