@@ -6,6 +6,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from gleanrl.__main__ import main
 from gleanrl.data import LazyTensorStorage, ReplayBuffer
 from tests.takeovers import run
 
@@ -62,3 +63,18 @@ def test_export_writes_a_checkpoint_in_another_format(tmp_path):
     assert failed.returncode == 1 and failed.stderr.startswith(
         f"export: {tmp_path / 'nothing'}: expected a file"
     )
+
+
+def test_show_prints_a_summary_and_refuses_other_files_without_a_traceback(tmp_path, capsys):
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10))
+    buffer.extend(TensorDict({"observation": torch.arange(4), "next": {"done": torch.arange(4) == 3}}, [4]))
+    buffer.dumps(tmp_path / "saved")
+    main(["show", str(tmp_path / "saved")])
+    assert capsys.readouterr().out.startswith("4 transitions in 1 episodes, ")
+    next((tmp_path / "saved").rglob("*.bin")).write_bytes(b"")
+    (tmp_path / "text").write_text("no data set")
+    for name in ("saved", "text", "nothing"):
+        with pytest.raises(SystemExit) as failed:
+            main(["show", str(tmp_path / name), "--summary"])
+        message = capsys.readouterr().err
+        assert failed.value.code == 2 and message.startswith("show: ") and str(tmp_path / name) in message

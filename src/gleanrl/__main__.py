@@ -2,6 +2,7 @@
 
 ``python -m gleanrl run [-m] PROGRAM ARGUMENTS`` runs a TorchRL program; see `gleanrl.takeover`.
 ``python -m gleanrl export SOURCE --to FORMAT`` writes stored records in another format.
+``python -m gleanrl show SOURCE`` prints a summary of stored records.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Python itself would for the program. Errors of the program pass through.
 
     Raises:
-        SystemExit: the command line is wrong, the program's file doesn't exist, or an export fails.
+        SystemExit: the command line is wrong, the program's file doesn't exist, or stored records can't be read or
+            exported.
         TakeoverError: TorchRL isn't installed, or was imported before; see `gleanrl.takeover`.
     """
     parser = argparse.ArgumentParser(prog="python -m gleanrl")
@@ -35,16 +37,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run.add_argument("-m", dest="is_module", action="store_true", help="PROGRAM is the name of a module")
     run.add_argument("program", metavar="PROGRAM", help="a Python file, or a module with -m")
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="the program's own")
-    export = commands.add_parser("export", help="write stored records in a format of other programs")
-    export.add_argument(
+    records = argparse.ArgumentParser(add_help=False)
+    records.add_argument(
         "source", metavar="SOURCE", help="a checkpoint, an HDF5 or Parquet file, or a data set"
+    )
+    records.add_argument("--part", metavar="NAME", help="the buffer in a checkpoint of several parts")
+    export = commands.add_parser(
+        "export", parents=[records], help="write stored records in a format of other programs"
     )
     export.add_argument("--to", required=True, metavar="FORMAT", help="hdf5, minari, parquet or safetensors")
     export.add_argument("--out", metavar="PATH", help="a new file or folder, or the id of a Minari data set")
-    export.add_argument("--part", metavar="NAME", help="the buffer in a checkpoint of several parts")
+    show = commands.add_parser("show", parents=[records], help="look at stored records")
+    show.add_argument(
+        "--summary", action="store_true", help="print keys, statistics of episodes, and problems (default)"
+    )
     given = parser.parse_args(arguments)
-    if "source" in given:
+    if "to" in given:
         _export(export, given)
+        return
+    if "source" in given:
+        _show(show, given)
         return
     if "program" not in given:
         parser.print_help(sys.stderr)
@@ -70,6 +82,14 @@ def _export(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> N
         print(opening.export(arguments.source, arguments.to, arguments.out, arguments.part))
     except (GleanError, OSError) as error:
         parser.exit(1, f"export: {error}\n")
+
+
+def _show(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    looking = importlib.import_module("gleanrl.data.datasets.show")
+    try:
+        print(looking.show(arguments.source, arguments.part))
+    except (GleanError, OSError) as error:
+        parser.exit(2, f"show: {error}\n")
 
 
 if __name__ == "__main__":
