@@ -19,7 +19,6 @@ from gleanrl.data.replay_buffers.samplers.priority_table import PriorityTable
 from gleanrl.data.replay_buffers.samplers.transitions import Unit
 from gleanrl.data.replay_buffers.storages.allocators import Allocator
 from gleanrl.data.replay_buffers.storages.base import Prepared
-from gleanrl.data.replay_buffers.storages.tensor import TabledStorage
 
 __all__ = [
     "Actor",
@@ -48,7 +47,6 @@ __all__ = [
     "Stateful",
     "StepFault",
     "Stepper",
-    "TabledStorage",
     "Unit",
     "Version",
 ]

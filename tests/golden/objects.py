@@ -250,7 +250,7 @@ NOT_MADE = {
             extending.Follower,
             extending.Stateful,
         ),
-        *(extending.Stepper, extending.TabledStorage, extending.Unit),
+        *(extending.Stepper, extending.Unit),
         *(collectors.DataCollectorBase, collectors.WeightUpdaterBase),
     ),
     "parts of a running process, which save a state": (

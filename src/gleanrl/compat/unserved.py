@@ -132,7 +132,7 @@ UNSERVED_MEMBERS = (
     ),
     UnservedMembers(
         "SamplerEnsemble",
-        "add can_sample default_priority dumps extend loads mark_update update_priority",
+        "add can_sample default_priority extend mark_update update_priority",
         "use one of the samplers: ensemble[number] returns it",
     ),
     UnservedMembers(
@@ -144,9 +144,7 @@ UNSERVED_MEMBERS = (
     UnservedMembers(
         "TensorDictMaxValueWriter", "get_insert_index", "rb.add and rb.extend return the indices"
     ),
-    UnservedMembers(
-        "WriterEnsemble", "dumps generations_of loads register_storage tracks_generations", _A_BUFFER
-    ),
+    UnservedMembers("WriterEnsemble", "generations_of register_storage tracks_generations", _A_BUFFER),
     # ---------------------------------------------------------------- specs
     UnservedMembers(
         "TensorSpec",

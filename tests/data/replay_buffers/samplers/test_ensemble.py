@@ -55,6 +55,17 @@ def test_an_index_names_the_storage_and_the_slots_in_it():
         SamplerEnsemble(RandomSampler(), sample_from_all=True).sample(storages(0), 2)
 
 
+def test_checkpoints_hold_the_mixture_and_all_members(tmp_path):
+    held, samplers = storages(6, 9), SamplerEnsemble(RandomSampler(), RandomSampler())
+    samplers.set_seed(0)
+    samplers.dumps(tmp_path)
+    expected, _ = samplers.sample(held, 8)
+    others = SamplerEnsemble(RandomSampler(), RandomSampler())
+    others.loads(tmp_path)
+    found, _ = others.sample(held, 8)
+    assert (found == expected).all()
+
+
 def test_an_epoch_of_a_member_ends():
     samplers = SamplerEnsemble(RandomSampler(), SamplerWithoutReplacement(), sample_from_all=True)
     held = storages(3, 4)

@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from gleanrl.data import LazyTensorStorage
+from gleanrl.data.replay_buffers.storages.allocators import FileAllocator
 from gleanrl.errors import CapacityError, UnsupportedError
 from tests.data.replay_buffers.oracle import fill, ted
 
@@ -25,6 +26,18 @@ def test_memory_is_asked_for_at_the_first_write():
     with pytest.raises(CapacityError, match="bytes of memory"):
         fill(storage, ted(4))
     assert not storage.initialized
+
+
+def test_a_subclass_chooses_the_memory(tmp_path):
+    class FileStorage(LazyTensorStorage):
+        def __init__(self, max_size):
+            super().__init__(max_size)
+            self.allocator = FileAllocator(tmp_path)
+
+    storage = FileStorage(10)
+    storage.set(0, TensorDict({"x": torch.arange(4)}, [4]))
+    assert (tmp_path / "x.memmap").stat().st_size >= 40
+    assert storage.get([3])["x"].tolist() == [3]
 
 
 def test_meta_devices_are_refused():

@@ -46,6 +46,13 @@ def test_states_go_to_their_members_or_to_none():
     assert [writer.cursor for writer in others] == [1, 2]
 
 
+def test_checkpoints_hold_all_members(tmp_path):
+    written(9, 6)[1].dumps(tmp_path)
+    others = written(8, 4)[1]
+    others.loads(tmp_path)
+    assert [writer.cursor for writer in others] == [1, 2]
+
+
 def test_only_writers_are_taken():
     with pytest.raises(InvalidArgumentError, match="at least one"):
         WriterEnsemble()

@@ -14,7 +14,7 @@ from gleanrl._os.interrupts import to_the_end
 from gleanrl._state.rng import GeneratorState, OwnedGenerator, RandomSource, UserGenerator
 from gleanrl._state.state import Stateful
 from gleanrl._util import positive
-from gleanrl.data.replay_buffers.component_base import ArgumentsRepr
+from gleanrl.data.replay_buffers.component_base import Part
 from gleanrl.data.replay_buffers.samplers.base import Sampler
 from gleanrl.data.replay_buffers.storages.indexing import members_at
 from gleanrl.data.replay_buffers.utils import load_all, states_in
@@ -150,7 +150,7 @@ def _shares(p: Any, members: int) -> torch.Tensor:
     return shares / total
 
 
-class SamplerEnsemble(ArgumentsRepr):
+class SamplerEnsemble(Part):
     """Several samplers, and the `Mixture` that chooses among them.
 
     It isn't a `Sampler`: each member draws slots from its own storage. Not thread-safe: its owner locks.

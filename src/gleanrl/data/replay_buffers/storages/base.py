@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils import _pytree
 
@@ -26,11 +27,15 @@ from gleanrl.data.replay_buffers.checkpointers.base import (
     with_tensors,
 )
 from gleanrl.data.replay_buffers.checkpointers.hooks import check_load_hook, save_form
+from gleanrl.data.replay_buffers.component_base import living
 from gleanrl.data.replay_buffers.storages.copy_on_write import CowSnapshot, preserve
 from gleanrl.data.replay_buffers.storages.indexing import is_position, position, ranges_of, steps_at
-from gleanrl.data.replay_buffers.storages.slots import Slots, announce, living
+from gleanrl.data.replay_buffers.storages.seams import Numbers, Pieces, numbered, seam_slots
+from gleanrl.data.replay_buffers.storages.slots import Slots, announce
 from gleanrl.data.replay_buffers.storages.snapshots import LiveRecords, StorageState
 from gleanrl.errors import GleanError, IndexRangeError, InvalidTypeError, SchemaError, UnsupportedError
+
+_NO_SEAMS = torch.empty(0, dtype=torch.int64, device="cpu")
 
 
 class Prepared(NamedTuple):
@@ -186,7 +191,7 @@ class Storage(Slots, Stateful[StorageState]):
                 newest = (start - 1) % capacity * self.rows_per_step
                 begins = self.find_seams(newest, num_steps, self.rows_per_step, prepared.rows)
             if begins is not None or self._pieces is not None:
-                pieces = self._pieces_of(placement, begins)
+                pieces = Pieces.of_write(placement, self._pieces, self.num_steps, self._end, begins)
         new_end = (start + num_steps) % capacity if end is None else end
         before = self.change_log.version
         # `to_the_end`, written out: every write passes here, and the extra call would cost as much as the checks.
@@ -205,32 +210,22 @@ class Storage(Slots, Stateful[StorageState]):
     """Function that finds seams between writes (see `Seams.find`); None if the schema allows no comparison."""
 
     @property
-    def pieces(self) -> Any:
+    def pieces(self) -> Numbers | None:
         """The number of each row's piece (see `Seams`), ``(steps, streams)`` int64; None before the first seam."""
         return self._pieces
 
-    _pieces: Any = None
+    _pieces: Numbers | None = None
 
-    def _pieces_of(self, placement: Placement, begins: bytes | None) -> Any:
-        """Return the numbers of the pieces that the rows of a write belong to, as the argument of `_number`.
+    def _new_pieces(self) -> Numbers:
+        """Begin to number pieces: all rows get the number 0."""
+        self._pieces = np.zeros((self.capacity_steps, self.rows_per_step), np.int64)
+        return self._pieces
 
-        Args:
-            placement: the time steps to write.
-            begins: the result of `Seams.find` for the write; None if it found no seam, or wasn't called.
-        """
-
-    def _number(self, pieces: Any) -> None:
-        """Store the piece numbers that `_pieces_of` returned for the written rows."""
-
-    def _number_as_saved(self, value: StorageState) -> None:
-        """Restore the piece numbers of a snapshot's rows."""
-
-    def _seam_slots(self) -> torch.Tensor:
-        """Return the slots of the rows that begin a piece at a seam, ``(n,)`` int64."""
-        return torch.empty(0, dtype=torch.int64, device="cpu")
+    def _forget_pieces(self) -> None:
+        self._pieces = None
 
     def _write(
-        self, rows: Any, placement: Placement, end: int, written: int, before: Version, pieces: Any
+        self, rows: Any, placement: Placement, end: int, written: int, before: Version, pieces: Pieces | None
     ) -> None:
         """Log the change, copy the rows, and publish. It can't fail, and an interrupted call may be repeated.
 
@@ -243,7 +238,7 @@ class Storage(Slots, Stateful[StorageState]):
             end: the new end.
             written: the new count of all rows ever written.
             before: the version before the change.
-            pieces: the result of `_pieces_of`; None if rows aren't numbered.
+            pieces: the numbers of the rows' pieces; None if rows aren't numbered.
         """
         start, count, skipped, _, length, capacity = placement
         per_step = self.rows_per_step
@@ -253,7 +248,7 @@ class Storage(Slots, Stateful[StorageState]):
         bump(self.generations.at, start * per_step, count * per_step, capacity * per_step)
         self._copy_span(rows, skipped, start, count)
         if pieces is not None:
-            self._number(pieces)
+            pieces.put_into(self._new_pieces() if self._pieces is None else self._pieces)
         overwritten = self.overwritten or skipped > 0
         if self._rows_written != written:  # not a repetition after the line below
             overwritten = overwritten or self.num_steps + count > length
@@ -325,6 +320,8 @@ class Storage(Slots, Stateful[StorageState]):
 
         def change() -> None:
             self._forget()
+            if self._pieces is not None:
+                self._forget_pieces()
             self.num_steps = self._end = 0
             self.ordered, self.overwritten = True, False
 
@@ -394,7 +391,7 @@ class Storage(Slots, Stateful[StorageState]):
         `state_dict`, copy all records in this call.
         """
         with self.guard():
-            content = self._current_content()
+            content, pieces = self._current_content(), self._pieces
             counted = 0 if isinstance(content, LiveRecords) else len(self)
             return StorageState(
                 num_steps=self.num_steps,
@@ -402,7 +399,7 @@ class Storage(Slots, Stateful[StorageState]):
                 rows_written=self._rows_written,
                 ordered=self.ordered,
                 overwritten=self.overwritten,
-                seams=self._seam_slots(),
+                seams=_NO_SEAMS if pieces is None else seam_slots(pieces, self.num_steps, self._end),
                 max_size=self.requested_size,
                 ndim=self.ndim,
                 batch_shape=tuple(self.batch_shape),
@@ -538,7 +535,10 @@ class Storage(Slots, Stateful[StorageState]):
             self._take_content(value.content, rows)
             self.num_steps, self._end, self._rows_written = value.num_steps, value.end, value.rows_written
             self.ordered, self.overwritten = value.ordered, value.overwritten
-            self._number_as_saved(value)
+            if self._pieces is not None:
+                self._forget_pieces()
+            if self.find_seams is not None and value.seams.numel():
+                numbered(value.seams, self._new_pieces(), value.num_steps, value.end)
 
         to_the_end(change)
         if as_saved:

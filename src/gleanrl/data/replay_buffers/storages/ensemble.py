@@ -10,7 +10,7 @@ from torch import nn
 
 from gleanrl.data.replay_buffers.checkpointers.base import StorageCheckpointerBase
 from gleanrl.data.replay_buffers.checkpointers.buffers import Checkpointed
-from gleanrl.data.replay_buffers.component_base import ArgumentsRepr
+from gleanrl.data.replay_buffers.component_base import Part
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.indexing import members_at
 from gleanrl.data.replay_buffers.truncate import end_trajectories
@@ -18,7 +18,7 @@ from gleanrl.data.replay_buffers.utils import load_all, loading_all, states_in
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnsupportedError
 
 
-class StorageEnsemble(ArgumentsRepr, Checkpointed):
+class StorageEnsemble(Checkpointed, Part):  # type: ignore[misc]
     """Several storages that are read by a storage's number and an index in it.
 
     It isn't a `Storage`, because it has no slots. Records are written to each storage through its buffer.

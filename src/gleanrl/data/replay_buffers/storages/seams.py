@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from gleanrl._arrays.results import Placement
 from gleanrl._arrays.schema import Schema
 from gleanrl._arrays.tensordicts import FLAGS, Path
 from gleanrl.data.replay_buffers.storages.columns import ColumnStore
@@ -34,7 +35,39 @@ class Pieces(NamedTuple):
     steps: int
     """The number of time steps, which may wrap around the end of the ring."""
     numbers: Numbers
-    """The number of each stream's piece, ``(streams,)``."""
+    """The number of each stream's piece, ``(streams,)``, or ``(1,)`` if it is the same."""
+
+    @classmethod
+    def of_write(
+        cls, placement: Placement, known: Numbers | None, stored: int, end: int, begins: bytes | None
+    ) -> Pieces:
+        """Return the numbers of the rows that a write changes.
+
+        Args:
+            placement: the time steps to write.
+            known: the numbers before the write, ``(capacity, streams)``; None if rows have no numbers yet.
+            stored: the number of stored steps before the write.
+            end: the step after the newest one before the write.
+            begins: the result of `Seams.find` for the write; None if it found no seam, or wasn't called.
+        """
+        start, count, _, _, length, capacity = placement
+        if known is None or not stored or count == capacity:  # no numbers yet, or all are replaced
+            numbers = np.zeros(1, np.int64)
+        else:
+            numbers = known[(end - 1) % capacity]
+        if begins is not None:
+            numbers = numbers + np.frombuffer(begins, np.uint8)
+        elif stored and count < capacity and start != end:
+            # A correction keeps the numbers of stored rows. Only rows by which the stored part grows get numbers.
+            return cls(stored, length - stored, numbers)
+        return cls(start, count, numbers)
+
+    def put_into(self, known: Numbers) -> None:
+        """Store the numbers in those of all rows, ``(capacity, streams)``."""
+        first, count, numbers = self
+        known[first : first + count] = numbers
+        if first + count > len(known):
+            known[: first + count - len(known)] = numbers
 
 
 Find = Callable[[int, int, int, list[torch.Tensor]], bytes | None]

@@ -16,6 +16,7 @@ from gleanrl.data.replay_buffers.change_log import Version
 from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
 from gleanrl.data.replay_buffers.storages.record_formats import format_from_state
+from gleanrl.data.replay_buffers.storages.seams import Numbers, Pieces
 from gleanrl.data.replay_buffers.storages.shared_segment import (
     ORDERED,
     OVERWRITTEN,
@@ -65,9 +66,10 @@ class SharedTensorStorage(LazyTensorStorage):
 
     exposed = True  # other processes may write through live views
 
-    def _new_pieces(self) -> Any:
+    def _new_pieces(self) -> Numbers:
         self._segment.number_pieces(True)
         self._see_pieces()
+        assert self._pieces is not None
         return self._pieces
 
     def _forget_pieces(self) -> None:
@@ -126,7 +128,7 @@ class SharedTensorStorage(LazyTensorStorage):
                 self._segment.commit(SharedMetadata(self.num_steps, self._end, self._rows_written, flags))
 
     def _write(
-        self, rows: Any, placement: Placement, end: int, written: int, before: Version, pieces: Any
+        self, rows: Any, placement: Placement, end: int, written: int, before: Version, pieces: Pieces | None
     ) -> None:
         per_step = self.rows_per_step
         start, count = placement.start * per_step, placement.num_steps * per_step

@@ -16,8 +16,7 @@ from gleanrl._os import proc
 from gleanrl._os.interrupts import to_the_end
 from gleanrl._util import positive
 from gleanrl.data.replay_buffers.change_log import Change, ChangeLog, Version
-from gleanrl.data.replay_buffers.component_base import Part, owned_elsewhere
-from gleanrl.data.replay_buffers.lock import BufferLock
+from gleanrl.data.replay_buffers.component_base import Part, living
 from gleanrl.data.replay_buffers.storages.allocators import zeroed
 from gleanrl.data.replay_buffers.storages.indexing import slots_at
 from gleanrl.errors import (
@@ -29,11 +28,6 @@ from gleanrl.errors import (
 )
 
 _Self = TypeVar("_Self", bound="Slots")
-
-
-def living(references: tuple[weakref.ref[Any], ...]) -> list[Any]:
-    """Return the objects that still exist among weakly held ones."""
-    return [found for reference in references if (found := reference()) is not None]
 
 
 def announce(storage: Slots, slots: torch.Tensor) -> None:
@@ -132,7 +126,6 @@ class Slots(Part, ABC):
 
     attached: tuple[weakref.ref[Any], ...] = ()
     """Weak references to the objects that are called after each write; see `attach`."""
-    _users: tuple[weakref.ref[Any], ...] = ()  # the buffers that use the storage
     _written_by: weakref.ref[Any] | None = None  # the one buffer that writes
 
     def __init__(self, max_size: int, ndim: int = 1) -> None:
@@ -342,30 +335,11 @@ class Slots(Part, ABC):
     # Several buffers may use the storage. One of them may write. All others got the same lock at construction and
     # only read.
 
-    @property
-    def owner(self) -> Any:
-        """The first buffer that uses the storage; None if there is none."""
-        return next(iter(living(self._users)), None)
-
-    def check_free(self, name: str, taker: Any) -> None:
-        """Raise `InvalidArgumentError` if another buffer than `taker` uses the storage."""
-        other_buffers = [buffer for buffer in living(self._users) if buffer is not taker]
-        if other_buffers:
-            raise owned_elsewhere(name, self, other_buffers[0])
-
-    def join_buffer(self, owner: Any, gate: BufferLock) -> None:
-        """Register `owner`, a buffer with the lock `gate`. All buffers of a storage share one lock."""
-        users = [buffer for buffer in living(self._users) if buffer is not owner]
-        self._users = tuple(weakref.ref(buffer) for buffer in (*users, owner))
-        super().join_buffer(owner, gate)
-
     def leave_buffer(self, owner: Any) -> None:
         """Unregister `owner`, which also gives up its claim to write. The last buffer releases the lock."""
-        self._users = tuple(weakref.ref(buffer) for buffer in living(self._users) if buffer is not owner)
         if self._written_by is not None and self._written_by() is owner:
             self._written_by = None
-        if not self._users:
-            super().leave_buffer(owner)
+        super().leave_buffer(owner)
 
     def claim(self, buffer: Any) -> None:
         """Make `buffer` the only buffer that may write.

@@ -1,6 +1,6 @@
 """Tensor storages: one column for each leaf, and all leaves of a batch fetched in one call.
 
-`TabledStorage` keeps records in a `Table`, and saves and loads it. `LazyTensorStorage` keeps its columns in memory, and
+`TensorStorage` keeps records in a `Table`, and saves and loads it. `LazyTensorStorage` keeps its columns in memory, and
 `LazyMemmapStorage` keeps them in mapped files.
 """
 
@@ -13,14 +13,13 @@ from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDict, is_tensor_collection
 from torch.utils import _pytree
 
 from gleanrl._arrays.devices import device_of, usable_device
 from gleanrl._arrays.ragged import Leaf, ObjectColumn
-from gleanrl._arrays.results import Placement, new_tuple
+from gleanrl._arrays.results import new_tuple
 from gleanrl._arrays.schema import allocate
 from gleanrl._arrays.tensordicts import NestedKey, Path, as_key
 from gleanrl._checkpoint.reader import Stored
@@ -46,7 +45,6 @@ from gleanrl.data.replay_buffers.storages.record_formats import (
     stack_records,
     swap_batch_dims,
 )
-from gleanrl.data.replay_buffers.storages.seams import Numbers, Pieces, numbered, seam_slots
 from gleanrl.data.replay_buffers.storages.snapshots import (
     LiveRecords,
     Records,
@@ -69,26 +67,91 @@ from gleanrl.errors import (
 _MARKS = 8  # number of earlier checkpoints for which a storage remembers its version
 
 
-class TabledStorage(Storage):
-    """Base class of storages with a `Table`, which the first write or the first load makes; see `TensorStorage`.
+class TensorStorage(Storage):
+    """Records of tensors: TensorDicts, single tensors, or dictionaries, lists and tuples of tensors.
+
+    The first write fixes keys, shapes and dtypes and allocates the memory. Every later write must match exactly; only
+    the device may differ. Keys that `sample` adds to records are ignored, and tensors are detached. Columns are
+    ``[steps, *batch, *leaf]``, and zero until they are written.
+
+    Memory: the columns, and 8 bytes for the generation of each row. Threads: see `Storage`. `fetch` may run during a
+    write. Rows that are written meanwhile come out torn, and their generations show it.
 
     Args:
-        max_size: the number of transitions that fit, at least 1.
-        allocator: makes the columns.
-        device: the device of the columns.
-        ndim: the number of batch dimensions, at least 1; the first is time.
-        follows_data: whether the storage uses the device of the first data, and heap memory there, instead.
+        storage: records ``[steps, *batch]`` to wrap, all of which count as stored. Contiguous tensors on `device` are
+            used without a copy. Other tensors, and tensors that share memory, are copied. If it is a TensorDict without
+            entries, the first write to it creates the columns, which are zero in all other records.
+        max_size: the number of records, ``steps * batch``; any other number raises `InvalidArgumentError`.
+        device: the device of the stored and of the fetched records; ``"auto"`` for the device of the data.
+        ndim: the number of leading batch dimensions of the data that are slots; the first is time.
+        compilable: has no effect, see `ListStorage`.
+
+    Raises:
+        InvalidArgumentError: `max_size`, `device` or `ndim` has a bad value.
+        InvalidTypeError: the records are neither a TensorDict, a tensorclass nor a tree of tensors.
+        SchemaError: columns can't hold a record, there is no record, or there are fewer than `ndim` dimensions.
+
+    Examples:
+        >>> import torch
+        >>> storage = TensorStorage(torch.arange(4))
+        >>> len(storage), storage.get([3, 0])
+        (4, tensor([3, 0]))
     """
 
     def __init__(
+        self,
+        storage: Any,
+        max_size: int | None = None,
+        *,
+        device: torch.device | str | int = "cpu",
+        ndim: int = 1,
+        compilable: bool = False,
+    ) -> None:
+        ndim = positive("ndim", ndim)
+        where = f"storage (ndim={ndim})"
+        form = find_format(storage, ndim, where)
+        lead, leaves = form.read(storage, ndim, where)
+        form.schema.check(leaves, lead, where)
+        if max_size is not None and max_size != lead.numel():
+            raise InvalidArgumentError(
+                f"max_size: expected {lead.numel()}, the records in `storage`, got {max_size}"
+            )
+        target = device_of(leaves) if device == "auto" else usable_device(device)
+        rows = [leaf.detach().to(target).contiguous() for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        columns = [row.view(lead.numel(), *row.shape[ndim:]) for row in rows]
+        lists = [objects.on(target) for objects in leaves if isinstance(objects, ObjectColumn)]
+        flat = [objects.reshape(lead.numel(), *objects.shape[ndim:]) for objects in lists]
+        self._wrap(form, lead, ExistingColumns([*apart(columns), *flat]), target)
+
+    def _open(
         self, max_size: int, allocator: Allocator, device: torch.device, ndim: int, follows_data: bool = False
     ) -> None:
-        super().__init__(max_size, ndim=ndim)
+        """Initialise an empty storage, whose first write or load makes the `Table`. Constructors call it.
+
+        Args:
+            max_size: the number of transitions that fit, at least 1.
+            allocator: makes the columns.
+            device: the device of the columns.
+            ndim: the number of batch dimensions, at least 1; the first is time.
+            follows_data: whether the storage uses the device of the first data, and heap memory there, instead.
+        """
+        Storage.__init__(self, max_size, ndim=ndim)
         self.device = device
         self.allocator = allocator
-        """Makes the columns."""
+        """Makes the columns. A subclass may set another one before the first write."""
         self._follows_data = follows_data
         self._table: Table | None = None
+
+    def _wrap(
+        self, form: RecordFormat, lead: torch.Size, existing: ExistingColumns, device: torch.device
+    ) -> None:
+        """Initialise a storage that is full of the records ``[*lead]`` in the `existing` columns."""
+        self._open(lead.numel(), existing, device, len(lead))
+        self._check_batch(lead[1:], lead[0], "storage")
+        table, _ = first_table(self, form, lead[1:], ())
+        self.allocator = HeapAllocator(self.device)  # for additional columns
+        count_all_as_written(self, lead[0])
+        table.watch_mask(existing.columns)
 
     @property
     def initialized(self) -> bool:
@@ -129,49 +192,6 @@ class TabledStorage(Storage):
         table.keep()
         self.fix_batch(batch)
         self.device, self._table, self.find_seams = table.device, table, table.find_seams
-
-    _pieces: Numbers | None
-
-    def _pieces_of(self, placement: Placement, begins: bytes | None) -> Pieces:
-        start, count, _, _, length, capacity = placement
-        known, stored = self._pieces, self.num_steps
-        if known is None or not stored or count == capacity:  # no numbers yet, or all are replaced
-            numbers = np.zeros(self.rows_per_step, np.int64)
-        else:
-            numbers = known[(self.end - 1) % capacity]
-        if begins is not None:
-            numbers = numbers + np.frombuffer(begins, np.uint8)
-        elif stored and count < capacity and start != self.end:
-            # A correction keeps the numbers of stored rows. Only rows by which the stored part grows get numbers.
-            return Pieces(stored, length - stored, numbers)
-        return Pieces(start, count, numbers)
-
-    def _number(self, pieces: Pieces) -> None:
-        first, count, numbers = pieces
-        known = self._new_pieces() if self._pieces is None else self._pieces
-        known[first : first + count] = numbers
-        if first + count > len(known):
-            known[: first + count - len(known)] = numbers
-
-    def _new_pieces(self) -> Numbers:
-        """Begin to number pieces: all rows get the number 0."""
-        self._pieces = np.zeros((self.capacity_steps, self.rows_per_step), np.int64)
-        return self._pieces
-
-    def _seam_slots(self) -> torch.Tensor:
-        pieces = self._pieces
-        return super()._seam_slots() if pieces is None else seam_slots(pieces, self.num_steps, self.end)
-
-    def _number_as_saved(self, value: StorageState) -> None:
-        self._forget_pieces()
-        if value.seams.numel():
-            numbered(value.seams, self._new_pieces(), value.num_steps, value.end)
-
-    def _forget(self) -> None:
-        self._forget_pieces()
-
-    def _forget_pieces(self) -> None:
-        self._pieces = None
 
     _alone = True  # whether only this process writes to the storage
     _marks: dict[str, Mark] = {}
@@ -359,109 +379,6 @@ class TabledStorage(Storage):
         super().__setstate__(state)
         self.num_steps = 0  # the unpickled object has no rows yet, so `adopt` keeps the saved generations
         self.adopt(self.parse(saved))
-
-
-def table_of(storage: TabledStorage) -> Table:
-    """Return a storage's table; raise `EmptyBufferError` before the first write."""
-    if storage._table is None:
-        raise EmptyBufferError("the storage is empty and has no schema yet: write records first")
-    return storage._table
-
-
-def first_table(
-    storage: TabledStorage, form: RecordFormat, batch: torch.Size, leaves: Sequence[Leaf]
-) -> tuple[Table, list[Leaf]]:
-    """Allocate a storage's memory for records like the first ones, and fix its schema.
-
-    The storage changes only after every column exists, except that it may follow the device of the leaves.
-
-    Args:
-        storage: a storage without a table.
-        form: the format of the records.
-        batch: the records' batch dimensions after time.
-        leaves: the records' leaves, in the format's order.
-
-    Returns:
-        The table, and the leaves on the storage's device.
-
-    Raises:
-        CapacityError: there is too little memory or disk space.
-        UnsupportedError: a file of a column exists already (see `FileAllocator`).
-    """
-    storage._settle(device_of(leaves))
-    # Everything that can fail comes before the schema is fixed.
-    there = [plain(leaf, storage.device) for leaf in leaves]
-    table = storage._make_table(form, batch)
-    to_the_end(lambda: storage._begin(table, batch))
-    return table, there
-
-
-class TensorStorage(TabledStorage):
-    """Records of tensors: TensorDicts, single tensors, or dictionaries, lists and tuples of tensors.
-
-    The first write fixes keys, shapes and dtypes and allocates the memory. Every later write must match exactly; only
-    the device may differ. Keys that `sample` adds to records are ignored, and tensors are detached. Columns are
-    ``[steps, *batch, *leaf]``, and zero until they are written.
-
-    Memory: the columns, and 8 bytes for the generation of each row. Threads: see `Storage`. `fetch` may run during a
-    write. Rows that are written meanwhile come out torn, and their generations show it.
-
-    Args:
-        storage: records ``[steps, *batch]`` to wrap, all of which count as stored. Contiguous tensors on `device` are
-            used without a copy. Other tensors, and tensors that share memory, are copied. If it is a TensorDict without
-            entries, the first write to it creates the columns, which are zero in all other records.
-        max_size: the number of records, ``steps * batch``; any other number raises `InvalidArgumentError`.
-        device: the device of the stored and of the fetched records; ``"auto"`` for the device of the data.
-        ndim: the number of leading batch dimensions of the data that are slots; the first is time.
-        compilable: has no effect, see `ListStorage`.
-
-    Raises:
-        InvalidArgumentError: `max_size`, `device` or `ndim` has a bad value.
-        InvalidTypeError: the records are neither a TensorDict, a tensorclass nor a tree of tensors.
-        SchemaError: columns can't hold a record, there is no record, or there are fewer than `ndim` dimensions.
-
-    Examples:
-        >>> import torch
-        >>> storage = TensorStorage(torch.arange(4))
-        >>> len(storage), storage.get([3, 0])
-        (4, tensor([3, 0]))
-    """
-
-    def __init__(
-        self,
-        storage: Any,
-        max_size: int | None = None,
-        *,
-        device: torch.device | str | int = "cpu",
-        ndim: int = 1,
-        compilable: bool = False,
-    ) -> None:
-        ndim = positive("ndim", ndim)
-        where = f"storage (ndim={ndim})"
-        form = find_format(storage, ndim, where)
-        lead, leaves = form.read(storage, ndim, where)
-        form.schema.check(leaves, lead, where)
-        if max_size is not None and max_size != lead.numel():
-            raise InvalidArgumentError(
-                f"max_size: expected {lead.numel()}, the records in `storage`, got {max_size}"
-            )
-        target = device_of(leaves) if device == "auto" else usable_device(device)
-        rows = [leaf.detach().to(target).contiguous() for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        columns = [row.view(lead.numel(), *row.shape[ndim:]) for row in rows]
-        lists = [objects.on(target) for objects in leaves if isinstance(objects, ObjectColumn)]
-        flat = [objects.reshape(lead.numel(), *objects.shape[ndim:]) for objects in lists]
-        self._wrap(form, lead, ExistingColumns([*apart(columns), *flat]), target)
-
-    def _wrap(
-        self, form: RecordFormat, lead: torch.Size, existing: ExistingColumns, device: torch.device
-    ) -> None:
-        """Initialise a storage that is full of the records ``[*lead]`` in the `existing` columns."""
-        super().__init__(lead.numel(), existing, device, len(lead))
-        self._check_batch(lead[1:], lead[0], "storage")
-        table, _ = first_table(self, form, lead[1:], ())
-        self.allocator = HeapAllocator(self.device)  # for additional columns
-        count_all_as_written(self, lead[0])
-        table.watch_mask(existing.columns)
 
     @property
     def _storage(self) -> Any:
@@ -728,7 +645,7 @@ class LazyTensorStorage(TensorStorage):
         target = usable_device("cpu" if device == "auto" else device)
         if target.type == "meta":
             raise UnsupportedError("device: meta tensors hold no data; use a real device")
-        TabledStorage.__init__(self, max_size, HeapAllocator(target), target, ndim, device == "auto")
+        self._open(max_size, HeapAllocator(target), target, ndim, device == "auto")
 
 
 class LazyMemmapStorage(TensorStorage):
@@ -782,7 +699,7 @@ class LazyMemmapStorage(TensorStorage):
             raise InvalidTypeError(f"scratch_dir: expected a path, got {scratch_dir!r}")
         self.scratch_dir = None if scratch_dir is None else FilePath(scratch_dir)
         allocator = FileAllocator(self.scratch_dir, existsok)
-        TabledStorage.__init__(self, max_size, allocator, torch.device("cpu"), ndim)
+        self._open(max_size, allocator, torch.device("cpu"), ndim)
 
     @property
     def _storage(self) -> Any:
@@ -795,3 +712,38 @@ class LazyMemmapStorage(TensorStorage):
                     named = None if self.scratch_dir is None else str(file_of(self.scratch_dir, path))
                     leaf.filename = named  # type: ignore[attr-defined]
         return rows
+
+
+def table_of(storage: TensorStorage) -> Table:
+    """Return a storage's table; raise `EmptyBufferError` before the first write."""
+    if storage._table is None:
+        raise EmptyBufferError("the storage is empty and has no schema yet: write records first")
+    return storage._table
+
+
+def first_table(
+    storage: TensorStorage, form: RecordFormat, batch: torch.Size, leaves: Sequence[Leaf]
+) -> tuple[Table, list[Leaf]]:
+    """Allocate a storage's memory for records like the first ones, and fix its schema.
+
+    The storage changes only after every column exists, except that it may follow the device of the leaves.
+
+    Args:
+        storage: a storage without a table.
+        form: the format of the records.
+        batch: the records' batch dimensions after time.
+        leaves: the records' leaves, in the format's order.
+
+    Returns:
+        The table, and the leaves on the storage's device.
+
+    Raises:
+        CapacityError: there is too little memory or disk space.
+        UnsupportedError: a file of a column exists already (see `FileAllocator`).
+    """
+    storage._settle(device_of(leaves))
+    # Everything that can fail comes before the schema is fixed.
+    there = [plain(leaf, storage.device) for leaf in leaves]
+    table = storage._make_table(form, batch)
+    to_the_end(lambda: storage._begin(table, batch))
+    return table, there

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from gleanrl.data.replay_buffers.component_base import ArgumentsRepr
+from gleanrl.data.replay_buffers.component_base import Part
 from gleanrl.data.replay_buffers.storages.indexing import members_at
 from gleanrl.data.replay_buffers.utils import load_all, states_in
 from gleanrl.data.replay_buffers.writers.base import Writer
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
 
 
-class WriterEnsemble(ArgumentsRepr):
+class WriterEnsemble(Part):
     """Several writers; each member of an ensemble is written to through its own writer.
 
     It isn't a `Writer`, because an ensemble as a whole has no place for new records.
