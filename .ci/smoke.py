@@ -1,15 +1,17 @@
-"""Test an installed wheel: run README's program, then collect, store and sample.
+"""Test an installed wheel: run README's program, then collect, store, sample and show.
 
 Run it in a folder from which the sources can't be imported.
 """
 
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import gleanrl
+from gleanrl.__main__ import main
 from gleanrl._arrays import native
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.data import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer
@@ -39,4 +41,9 @@ for storage in (LazyTensorStorage(1000), LazyMemmapStorage(1000)):
     rows = (sample["observation"][:, None] == batch["observation"][None]).all(-1)
     assert bool(rows.any(1).all()), "expected only collected observations in the sample, got another one"
 collector.shutdown()
-print(f"gleanrl {gleanrl.__version__}: the wheel runs README's program, collects, stores and samples")
+with tempfile.TemporaryDirectory() as folder:
+    buffer.dumps(f"{folder}/run")
+    main(["show", f"{folder}/run", "--html", f"{folder}/run.html"])
+    page = Path(f"{folder}/run.html").read_text()
+    assert "uPlot" in page and "STEPS.episodes" in page, "expected a page with its scripts"
+print(f"gleanrl {gleanrl.__version__}: the wheel runs README's program, collects, stores, samples and shows")

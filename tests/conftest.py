@@ -38,6 +38,7 @@ STARTING_PROCESSES = (
     "collectors/test_multi",
     "collectors/workers",
     "contract/test_multi_",
+    "data/datasets/test_show_page",
     "data/replay_buffers/ray",
     "docs",
     "envs/vector",

@@ -2,7 +2,7 @@
 
 ``python -m gleanrl run [-m] PROGRAM ARGUMENTS`` runs a TorchRL program; see `gleanrl.takeover`.
 ``python -m gleanrl export SOURCE --to FORMAT`` writes stored records in another format.
-``python -m gleanrl show SOURCE`` prints a summary of stored records.
+``python -m gleanrl show SOURCE`` prints a summary of stored records, or writes a page about them.
 """
 
 from __future__ import annotations
@@ -48,8 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     export.add_argument("--to", required=True, metavar="FORMAT", help="hdf5, minari, parquet or safetensors")
     export.add_argument("--out", metavar="PATH", help="a new file or folder, or the id of a Minari data set")
     show = commands.add_parser("show", parents=[records], help="look at stored records")
+    show.add_argument("--html", metavar="FILE", help="write a page that a browser opens without a network")
     show.add_argument(
-        "--summary", action="store_true", help="print keys, statistics of episodes, and problems (default)"
+        "--summary",
+        action="store_true",
+        help="print keys, statistics of episodes, and problems (default without --html)",
     )
     given = parser.parse_args(arguments)
     if "to" in given:
@@ -87,7 +90,11 @@ def _export(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> N
 def _show(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     looking = importlib.import_module("gleanrl.data.datasets.show")
     try:
-        print(looking.show(arguments.source, arguments.part))
+        summary = looking.show(arguments.source, arguments.part, arguments.html)
+        if arguments.html is not None:
+            print(f"wrote {arguments.html}, {Path(arguments.html).stat().st_size / 1e6:.2f} MB")
+        if arguments.summary or arguments.html is None:
+            print(summary)
     except (GleanError, OSError) as error:
         parser.exit(2, f"show: {error}\n")
 

@@ -10,7 +10,14 @@ import torch
 from tensordict import TensorDict
 
 from gleanrl.checkpoint import Checkpoint
-from gleanrl.data import H5StorageCheckpointer, LazyTensorStorage, ListStorage, ReplayBuffer, from_arrays
+from gleanrl.data import (
+    H5StorageCheckpointer,
+    LazyTensorStorage,
+    ListStorage,
+    ReplayBuffer,
+    TensorDictPrioritizedReplayBuffer,
+    from_arrays,
+)
 from gleanrl.data.datasets.opening import export, open_buffer
 from gleanrl.errors import CheckpointError, DatasetError, InvalidArgumentError, SchemaError, UnsupportedError
 
@@ -39,6 +46,22 @@ def test_every_kind_of_checkpoint_is_opened(tmp_path: Path, buffer: ReplayBuffer
         assert (opened[:] == buffer[:]).all() and opened.storage.end == buffer.storage.end, name
         with pytest.raises(UnsupportedError, match="ImmutableDatasetWriter"):
             opened.extend(buffer[:])
+
+
+def test_priorities_of_a_checkpoint_are_opened(tmp_path: Path, buffer: ReplayBuffer):
+    made = TensorDictPrioritizedReplayBuffer(alpha=0.5, beta=0.7, storage=LazyTensorStorage(20))
+    made.extend(buffer[:])
+    priorities = torch.arange(1.0, 11.0)
+    made.update_priority(torch.arange(10), priorities)
+    made.dumps(tmp_path / "buffer")
+    opened = open_buffer(tmp_path / "buffer")
+    assert opened.sampler.state_dict()["priorities"]["raw"].tolist() == priorities.tolist()
+    assert (opened.sampler.alpha, opened.sampler.beta) == (0.5, 0.7)
+    weights = opened.sample(5)["_weight"]
+    assert (
+        weights.max() <= 1
+        and opened.sampler.state_dict()["priorities"]["raw"].tolist() == priorities.tolist()
+    )
 
 
 def test_part_names_one_of_several_buffers(tmp_path: Path, buffer: ReplayBuffer):

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import Any
 
+import torch
+
 from gleanrl._checkpoint.folder import Folder
 from gleanrl.data.datasets.hdf5 import from_hdf5
 from gleanrl.data.datasets.minari import from_minari
@@ -15,6 +17,7 @@ from gleanrl.data.replay_buffers.checkpointers.buffers import with_records
 from gleanrl.data.replay_buffers.checkpointers.h5 import H5StorageCheckpointer
 from gleanrl.data.replay_buffers.export_minari import minari_id
 from gleanrl.data.replay_buffers.presets import TensorDictReplayBuffer
+from gleanrl.data.replay_buffers.samplers.prioritized import PrioritizedSampler
 from gleanrl.data.replay_buffers.storages.tensor import LazyTensorStorage
 from gleanrl.data.replay_buffers.writers.base import ImmutableDatasetWriter
 from gleanrl.errors import DatasetError, InvalidArgumentError
@@ -25,6 +28,8 @@ FORMATS = {"hdf5": ".hdf5", "minari": "", "parquet": ".parquet", "safetensors": 
 
 def open_buffer(source: str | os.PathLike[str], part: str | None = None) -> TensorDictReplayBuffer:
     """Return a buffer of the records at a path, which refuses writes. Rewards keep their dtype.
+
+    If the checkpoint has priorities, the buffer draws by them.
 
     Args:
         source: a checkpoint of a buffer, of a storage or of `gleanrl.Checkpoint`; an HDF5 checkpoint; a file in D4RL's
@@ -45,7 +50,7 @@ def open_buffer(source: str | os.PathLike[str], part: str | None = None) -> Tens
             return from_minari(path.resolve(), reward_dtype=None)
         if next(path.rglob("*.parquet"), None) is not None:
             return from_parquet(path, reward_dtype=None)
-        return _buffer_of(_checkpointed(path, part))
+        return _checkpointed(path, part)
     if not path.exists():
         try:
             minari_id(os.fspath(source))
@@ -74,10 +79,10 @@ class _Capture:
         self.found = state
 
 
-def _checkpointed(path: FilePath, part: str | None) -> LazyTensorStorage:
-    """Return the storage in the newest checkpoint of a folder."""
+def _checkpointed(path: FilePath, part: str | None) -> TensorDictReplayBuffer:
+    """Return the buffer in the newest checkpoint of a folder."""
 
-    def take(kind: str, state: Any) -> LazyTensorStorage:
+    def take(kind: str, state: Any) -> TensorDictReplayBuffer:
         parts = state.get("parts") if isinstance(state, dict) else None
         if isinstance(parts, Mapping):
             buffers = [
@@ -92,10 +97,10 @@ def _checkpointed(path: FilePath, part: str | None) -> LazyTensorStorage:
             raise InvalidArgumentError(f"part: expected None, because {path} is a checkpoint of one {kind}")
         if isinstance(state, dict) and "_storage" not in state:
             state = {"_storage": state}
-        return _storage_of(path, with_records(state)["_storage"])
+        return _buffer_of(_storage_of(path, with_records(state)["_storage"]), state.get("_sampler"))
 
-    storage: LazyTensorStorage = Folder(path).load(True, take).state
-    return storage
+    buffer: TensorDictReplayBuffer = Folder(path).load(True, take).state
+    return buffer
 
 
 def _storage_of(path: FilePath, state: Mapping[str, Any]) -> LazyTensorStorage:
@@ -109,8 +114,13 @@ def _storage_of(path: FilePath, state: Mapping[str, Any]) -> LazyTensorStorage:
     return storage
 
 
-def _buffer_of(storage: LazyTensorStorage) -> TensorDictReplayBuffer:
-    return TensorDictReplayBuffer(storage=storage, writer=ImmutableDatasetWriter())
+def _buffer_of(storage: LazyTensorStorage, drawn: Any = None) -> TensorDictReplayBuffer:
+    """Return a buffer of a storage, with the priorities in the state of a sampler, if it has any."""
+    sampler = None
+    if isinstance(drawn, Mapping) and (priorities := drawn.get("priorities")) is not None:
+        sampler = PrioritizedSampler(None, alpha=1.0, beta=1.0, dtype=torch.float64)
+        sampler.load_state_dict({**sampler.state_dict(), "priorities": priorities})
+    return TensorDictReplayBuffer(storage=storage, sampler=sampler, writer=ImmutableDatasetWriter())
 
 
 def export(source: str, kind: str, out: str | None = None, part: str | None = None) -> str:
