@@ -124,6 +124,12 @@ def test_attributes_missing_in_the_state_are_removed() -> None:
     assert vars(target) == {"n": 3}
 
 
+def test_attributes_to_leave_out_keep_their_values_under_a_state_that_has_them() -> None:
+    source, target = Thing(number=1, text="earlier"), Thing(number=2, text=None)
+    adopt(target, saved(source), {Thing: ("text",)})
+    assert vars(target) == {"number": 1, "text": None}
+
+
 def test_parameters_keep_their_identity() -> None:
     source, target = nn.Linear(2, 2), nn.Linear(2, 2)
     weight = target.weight

@@ -362,6 +362,7 @@ class _Reader:
                 value, there.get(name, MISSING), f"{where}.{name}", inherited(type(now), name)
             )
             for name, value in node["attributes"].items()
+            if name not in fixed  # of a state of an earlier release
         }
         is_settled = isinstance(now, self._settled)
         for name in there.keys() - found.keys() - fixed:

@@ -44,6 +44,8 @@ _FIXED: Fixed = {
     EnvBase: ("usage",),
     EnvSpecs: ("_known", "_forms"),
     gymnasium.Wrapper: ("_cached_spec",),
+    gymnasium.vector.SyncVectorEnv: ("env_fns",),
+    gymnasium.spaces.Box: ("low_repr", "high_repr"),  # texts, which newer releases make at the first print
     Transform: ("_holder", "_parent_found", "_pairs_found", "_pairs_inv_found"),
 }
 _SETTLED = (gymnasium.spaces.Space, TensorSpec, Codec)
