@@ -117,7 +117,7 @@ class NewFile:
             write(stream)
         except BaseException:
             self.drop()
-            # The library that wrote may have replaced the system's error by its own.
+            # The library that wrote may have replaced the error by its own.
             if stream.failure is not None:
                 raise stream.failure from None
             raise
@@ -176,12 +176,12 @@ class _Stream(io.RawIOBase, BinaryIO):
     """An open file for libraries that write themselves and may keep writing after an error.
 
     Attributes:
-        failure: The first error of the operating system, or None.
+        failure: The first error of a write (of the operating system, or an interrupt), or None.
     """
 
     def __init__(self, file: int, flushed: Callable[[], object] | None) -> None:
         self._file, self._at = file, 0
-        self.failure: OSError | None = None
+        self.failure: BaseException | None = None
         self._flushed = flushed
 
     def let_go(self) -> None:
@@ -205,7 +205,7 @@ class _Stream(io.RawIOBase, BinaryIO):
             while left and self._file >= 0:
                 done = os.pwrite(self._file, left, self._at)
                 self._at, left = self._at + done, left[done:]
-        except OSError as failure:
+        except BaseException as failure:
             self.failure = self.failure or failure
             raise
         return count
