@@ -290,6 +290,7 @@ def test_interrupt_in_a_policy_is_not_a_policy_error() -> None:
     [
         ((), torch.int64, (2,), torch.int64, "categorical_action_encoding=True.*one_hot"),
         ((3, 1), torch.int64, (3, 2), torch.int64, "categorical_action_encoding=True.*one_hot"),
+        ((), torch.int64, (4,), torch.int64, "several environments, return an action for each$"),
         ((2,), torch.float32, (2,), torch.int64, "argmax.*categorical_action_encoding=True"),
         ((2,), torch.int64, (), torch.int64, "return its argmax"),
         ((), torch.float32, (2,), torch.float32, "^make the policy's output match the action spec$"),

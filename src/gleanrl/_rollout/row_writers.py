@@ -340,7 +340,8 @@ def advice(found: Sequence[int], found_dtype: torch.dtype, shape: Sequence[int],
     if not dtype.is_floating_point and shape and found in (shape[:-1], (*shape[:-1], 1)):
         return (
             "if the action is the index of a choice, make the environment with categorical_action_encoding=True, or "
-            "return the one-hot vector of it (torch.nn.functional.one_hot); else make it match the action spec"
+            "return the one-hot vector of it (torch.nn.functional.one_hot); if there are several environments, return "
+            "an action for each"
         )
     if not dtype.is_floating_point and found and shape in (found[:-1], (*found[:-1], 1)):
         return "if the action is a one-hot vector, return its argmax; else make it match the action spec"
