@@ -7,6 +7,7 @@ in `tests/fakes_base.py`.
 
 from __future__ import annotations
 
+import inspect
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -310,6 +311,9 @@ class FrameEnv(OracleEnv):
         return frame
 
 
+DISCRETE_HAS_DTYPE = "dtype" in inspect.signature(spaces.Discrete).parameters
+"""Whether this is gymnasium 1.2 or newer."""
+TAXI_ID = "Taxi-v4" if "Taxi-v4" in gym.registry else "Taxi-v3"
 ORACLE_ID = "gleanrl-tests/Oracle-v0"
 if ORACLE_ID not in gym.registry:
     gym.register(ORACLE_ID, entry_point=OracleEnv)

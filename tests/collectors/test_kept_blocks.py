@@ -6,6 +6,7 @@ import pytest
 import torch
 from tensordict.nn import TensorDictModule
 
+from gleanrl._arrays.dlpack import EXCHANGE
 from gleanrl.collectors import MultiaSyncDataCollector, MultiSyncDataCollector, SyncDataCollector
 from gleanrl.data import LazyTensorStorage, ReplayBuffer, RoundRobinWriter
 from gleanrl.envs import (
@@ -70,7 +71,7 @@ def test_values_kept_by_a_policy_do_not_change(part, whole, kind, steps):
     assert all(torch.equal(row, copy) for row, copy in module.kept)
     observed = torch.cat([batch["observation"].reshape(frames, -1) for batch, _ in batches])
     assert len(observed.unique(dim=0)) > 1, "there is something that could be overwritten"
-    if part == "nothing":
+    if part == "nothing" and EXCHANGE is not None:  # without this interface, no block is reused
         assert len(module.addresses) <= steps + 1, "the memory is written again"
 
 

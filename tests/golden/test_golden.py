@@ -11,6 +11,7 @@ import warnings
 from typing import Any
 
 import pytest
+import torch
 
 from gleanrl.checkpoint import Checkpoint
 from tests.golden.cases import BUFFERS, COLLECTORS, RESTARTED, collected, collector, continued
@@ -29,6 +30,21 @@ from tests.golden.record import (
 LARGEST = 300_000
 RECORDED = json.loads(EXPECTED.read_text())
 OBJECTS: dict[str, tuple[bytes, str]] = pickle.loads(gzip.decompress(PICKLES.read_bytes()))
+ONLY_RECENT = {
+    "tictactoe": "torch.multinomial drew other numbers",
+    "gleanrl.envs.BurnInTransform": "modules of tensordict printed a device",
+    **dict.fromkeys(
+        ("gleanrl.envs.GymEnv", "gleanrl.envs.GymWrapper", "gleanrl.envs.TransformedEnv"),
+        "the pickle has arrays of NumPy 2",
+    ),
+}
+"""Records that older releases of these packages read differently, with the reason."""
+
+
+def cases(names: Any) -> list[Any]:
+    is_older = torch.__version__ < (2, 13)
+    marks = {name: pytest.mark.skipif(is_older, reason=reason) for name, reason in ONLY_RECENT.items()}
+    return [pytest.param(name, marks=marks.get(name, ())) for name in names]
 
 
 def same(found: Any, expected: Any) -> bool:
@@ -46,7 +62,7 @@ def as_json(values: Any) -> Any:
     return json.loads(json.dumps(values))
 
 
-@pytest.mark.parametrize("name", COLLECTORS)
+@pytest.mark.parametrize("name", cases(COLLECTORS))
 @pytest.mark.filterwarnings("ignore:load_state_dict. 2 trajectories end:UserWarning")
 def test_a_recorded_collector_continues_in_the_middle_of_its_episodes(name):
     made = collector(name)
@@ -82,7 +98,7 @@ def without_modules(text: str) -> str:
     return re.sub(r"\s", "", re.sub(r"\bgleanrl\.(\w+\.)+", "", text))
 
 
-@pytest.mark.parametrize("name", OBJECTS)
+@pytest.mark.parametrize("name", cases(OBJECTS))
 def test_a_recorded_pickle_loads_as_the_class_of_that_name(name):
     content, text = OBJECTS[name]
     found = pickle.loads(content)

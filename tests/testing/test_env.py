@@ -16,7 +16,7 @@ from gleanrl.errors import ConformanceError, InvalidArgumentError, InvalidTypeEr
 from gleanrl.testing import check_env
 from gleanrl.testing.env import RULES
 from tests.envs.libs.vectors import NativeOracle, vector
-from tests.fakes import DictEnv, FrameEnv, InfoEnv, NestedDictEnv, OracleEnv, ReusingEnv, TupleEnv
+from tests.fakes import TAXI_ID, DictEnv, FrameEnv, InfoEnv, NestedDictEnv, OracleEnv, ReusingEnv, TupleEnv
 from tests.fakes_base import CountingEnv, TeamEnv, TwoActionEnv, TwoKeyEnv
 from tests.fakes_marl import SurvivorEnv
 from tests.testing.broken import BROKEN, SeedingWalk, Walk
@@ -61,11 +61,11 @@ def test_right_environment_passes(batch_size: tuple[int, ...]) -> None:
     assert report.num_episodes > 5 and report.num_steps == 100
 
 
-NAMES = ["CartPole-v1", "Pendulum-v1", "MountainCarContinuous-v0", "Acrobot-v1", "FrozenLake-v1", "Taxi-v4"]
+NAMES = ["CartPole-v1", "Pendulum-v1", "MountainCarContinuous-v0", "Acrobot-v1", "FrozenLake-v1", TAXI_ID]
 
 
 @pytest.mark.parametrize(
-    ("name", "categorical"), [*((name, False) for name in NAMES), ("FrozenLake-v1", True), ("Taxi-v4", True)]
+    ("name", "categorical"), [*((name, False) for name in NAMES), ("FrozenLake-v1", True), (TAXI_ID, True)]
 )
 @pytest.mark.parametrize("num_envs", [0, 3])
 def test_gymnasium_environments_pass(name: str, num_envs: int, categorical: bool) -> None:

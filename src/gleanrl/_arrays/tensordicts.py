@@ -273,8 +273,8 @@ def drop_entry(batch: Any, path: Path) -> None:
     """Remove an entry from a TensorDict, if it exists."""
     if type(batch) is TensorDict and len(path) == 1 and not batch._is_locked:
         batch._tensordict.pop(path[0], None)
-    else:
-        batch.exclude(path, inplace=True)
+    elif path in batch.keys(True):
+        batch.del_(path)  # `exclude` of tensordict 0.10 ignores the lock
 
 
 def put_leaf(batch: Any, path: Path, value: Any) -> None:

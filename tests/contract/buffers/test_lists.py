@@ -281,7 +281,7 @@ class TestWrites:
         )
         assert buffer[:]["text"] == ["g", "h", "i", "d"] and buffer[:]["x"].tolist() == [6, 7, 8, 3]
         buffer["text"] = NonTensorStack(*"wxyz")
-        assert buffer["text"].tolist() == [*"wxyz"] and buffer[:]["x"].tolist() == [6, 7, 8, 3]
+        assert buffer["text"] == [*"wxyz"] and buffer[:]["x"].tolist() == [6, 7, 8, 3]
 
     def test_sample_can_be_written_again(self, buffer: ReplayBuffer) -> None:
         buffer.extend(buffer[:])

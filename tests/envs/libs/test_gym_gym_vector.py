@@ -12,10 +12,10 @@ from gleanrl.envs import check_env_specs
 from gleanrl.envs.libs.gym import FrameSkip, GymEnv, GymWrapper, make_vector
 from gleanrl.errors import InvalidArgumentError, UnsupportedError
 from tests.envs.libs.vectors import NativeOracle, vector
-from tests.fakes import ORACLE_ID, OracleEnv, Script
+from tests.fakes import ORACLE_ID, TAXI_ID, OracleEnv, Script
 
 
-@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "Taxi-v4"])
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1", TAXI_ID])
 @pytest.mark.parametrize("categorical", [False, True])
 def test_num_envs_makes_a_vector_environment(name: str, categorical: bool) -> None:
     env = GymEnv(name, num_envs=3, categorical_action_encoding=categorical)

@@ -20,6 +20,7 @@ from gleanrl.envs.libs.gym_spaces import (
     register_gym_spec_conversion,
 )
 from gleanrl.errors import SpaceError
+from tests.fakes import DISCRETE_HAS_DTYPE
 
 INF, F32MAX = float("inf"), float(np.finfo(np.float32).max)
 SPACES = [
@@ -31,7 +32,7 @@ SPACES = [
     spaces.Box(0, 1, (3,), np.bool_),
     spaces.Discrete(5),
     spaces.Discrete(3, start=-1),
-    spaces.Discrete(4, start=2, dtype=np.int32),
+    *([spaces.Discrete(4, start=2, dtype=np.int32)] if DISCRETE_HAS_DTYPE else []),
     spaces.MultiDiscrete([3, 4, 1]),
     spaces.MultiDiscrete([3, 3], start=[1, -1]),
     spaces.MultiDiscrete([3, 4], dtype=np.int32),

@@ -32,12 +32,14 @@ from tests.envs.transforms.ways import (
     SCRIPT,
     OnTensorDicts,
     collect_both_ways,
+    needs_row_maps,
     team,
 )
 from tests.fakes import OracleEnv, Script
 from tests.fakes_base import CountingEnv
 from tests.interrupts import interruptions
 
+pytestmark = needs_row_maps
 LONG = Script(lengths=(9, 4, 30))
 SIZES = (20, 1, 2, 33, 7)
 

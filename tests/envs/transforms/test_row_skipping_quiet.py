@@ -20,6 +20,7 @@ from gleanrl.envs.transforms import (
 )
 from gleanrl.envs.transforms.row_columns import Output
 from gleanrl.envs.transforms.row_skipping import Destinations, row_skipping_plan, skippable
+from tests.envs.transforms.ways import needs_row_maps
 
 STEPS = 6
 
@@ -121,6 +122,7 @@ def hooks(chain):
     return [transform.stepping() for transform in chain]
 
 
+@needs_row_maps
 @pytest.mark.parametrize(
     ("transforms", "required", "mapped", "always"),
     [
@@ -153,6 +155,7 @@ def test_no_row_is_skipped_if_every_transform_must_run(chain_of):
     assert row_skipping_plan(chain, hooks(chain), destinations(), ()) is None
 
 
+@needs_row_maps
 def test_root_after_skipped_rows_has_mapped_values(chain_of):
     ours = destinations(required=["observation"])
     chain = chain_of(ObservationNorm(1.0, 2.0, ["observation"]), StepCounter())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from enum import Enum
-from types import ModuleType
+from types import GeneratorType, ModuleType
 from typing import Any
 
 import gymnasium
@@ -72,7 +72,7 @@ def with_pixels(env: gymnasium.Env[Any, Any], pixels_only: bool) -> gymnasium.En
         )
     try:
         return AddRenderObservation(env, render_only=pixels_only, render_key=PIXELS, obs_key="observation")
-    except TypeError as cause:
+    except (TypeError, AssertionError) as cause:  # gymnasium 1.1 asserts
         raise UnsupportedError(f"from_pixels: {env} doesn't render arrays: {cause}") from cause
 
 
@@ -166,7 +166,12 @@ def make_vector(
         "copy": False,
         **(kwargs.pop("vector_kwargs", None) or {}),
     }
-    return gymnasium.make_vec(env_name, num_envs, mode, vector_kwargs, wrappers, **kwargs)
+    made = gymnasium.make_vec(env_name, num_envs, mode, vector_kwargs, wrappers, **kwargs)
+    attributes = vars(made.unwrapped)
+    # Gymnasium 1.1 keeps a generator of functions that has ended. It can't be saved or copied.
+    if isinstance(attributes.get("env_fns"), GeneratorType):
+        attributes["env_fns"] = ()
+    return made
 
 
 def _wrappers(pixels_only: bool | None, frame_skip: int) -> list[Callable[..., Any]]:
