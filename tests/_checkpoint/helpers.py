@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from gleanrl._checkpoint.copy_on_write import CowSnapshot
 from gleanrl._checkpoint.manifest import DataFile, Extent
 from gleanrl._checkpoint.reader import FileReader
-from gleanrl._checkpoint.row_segments import Array, SavedRows, SegmentLayout, bytes_of
+from gleanrl._checkpoint.row_segments import Array, SegmentLayout, bytes_of
 from gleanrl._checkpoint.writer import FileWriter
 from tests.leaks import descriptors
 
@@ -40,7 +42,7 @@ def arrays_from(reader: FileReader, places: list[Any], sizes: list[int]) -> list
     return [reader.fetch(node["$tensor"], size) for node, size in zip(tree, sizes, strict=True)]
 
 
-class Plain(SavedRows):
+class Plain(CowSnapshot):
     """Rows for a checkpoint. `earlier` says for each earlier identity which segments are unchanged."""
 
     def __init__(
@@ -52,7 +54,8 @@ class Plain(SavedRows):
         together: int = 1,
     ) -> None:
         fields = tuple((column.dtype, tuple(column.shape[1:])) for column in columns)
-        super().__init__(SegmentLayout(fields, len(columns[0]), step, together))
+        self.layout = SegmentLayout(fields, len(columns[0]), step, together)
+        self.identity = uuid.uuid4().hex
         self.columns, self.earlier, self.first = columns, earlier or {}, first
         self.taken: list[int] = []
         self.skipped: list[int] = []

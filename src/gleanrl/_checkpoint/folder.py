@@ -89,7 +89,7 @@ class Folder:
 
         Data that the newest checkpoint already has become links to its files. Each checkpoint is complete by itself.
 
-        Rows in the state (`SavedRows`) are closed at the end, also after an error. Files that can't be removed only
+        Rows in the state (`CowSnapshot`) are closed at the end, also after an error. Files that can't be removed only
         give a warning.
 
         Args:

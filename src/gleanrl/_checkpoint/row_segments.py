@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -182,92 +181,6 @@ class Segmented(ABC):
     @abstractmethod
     def tensors(self) -> list[torch.Tensor]:
         """Return all columns in memory, ``[rows, *shape]`` each. May be called once."""
-
-
-class SavedRows(Segmented):
-    """Rows to be written.
-
-    Between `begin` and `close`, any thread may call `settled`, `take` or `skip` for a segment.
-    """
-
-    room = 24 << 20
-    """Bytes of copied segments that may wait to be taken. Threads that need more copies wait for a `take`."""
-    first = 0
-    """The best segment to take first; the following ones come next, wrapping around the end."""
-
-    def __init__(self, layout: SegmentLayout) -> None:
-        self.layout = layout
-        self.identity = uuid.uuid4().hex
-
-    @abstractmethod
-    def unchanged(self, earlier: str) -> Array | None:
-        """Return which segments are unchanged since the rows with that identity, ``(n,)`` bool; None if unknown."""
-
-    def position(self, number: int) -> int:
-        """Return the position of a segment in `order`."""
-        return (number - self.first) % self.layout.count
-
-    def order(self) -> list[int]:
-        """Return the segments in the best order to take them."""
-        return sorted(range(self.layout.count), key=self.position)
-
-    @abstractmethod
-    def begin(self) -> None:
-        """Announce that every segment will be taken or skipped soon.
-
-        Only from then on may threads wait for a `take`.
-        """
-
-    @abstractmethod
-    def look(self, number: int) -> list[Array] | None:
-        """Return a segment's bytes as consecutive live views, or None if the segment has already been changed.
-
-        Other threads may change the bytes during the read; call `settled` afterwards to find out.
-        """
-
-    @abstractmethod
-    def settled(self, number: int) -> bool:
-        """Return whether a segment is unchanged since `look`. If so, the segment isn't needed any more."""
-
-    @abstractmethod
-    def take(self, number: int) -> Array:
-        """Return a copy of a segment's bytes, ``(n,)`` uint8. The segment isn't needed any more."""
-
-    @abstractmethod
-    def give(self, data: Array) -> None:
-        """Return memory of `take` for reuse."""
-
-    @abstractmethod
-    def pick(self, column: int, rows: Array | slice) -> Array:
-        """Return some rows of a column, ``(k, bytes of a row)`` uint8. May be called any number of times.
-
-        Args:
-            column: the number of the column.
-            rows: row numbers, ``(k,)`` int64, or a slice. Their segments must not be settled, taken or skipped yet.
-        """
-
-    @abstractmethod
-    def skip(self, numbers: Sequence[int]) -> None:
-        """Declare that some segments aren't needed any more."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Declare that no segment is needed any more. Further calls have no effect."""
-
-    def tensors(self) -> list[torch.Tensor]:
-        """Return all columns in new CPU memory, and close the rows, also after an error."""
-        columns = self.layout.empty()
-        self.begin()
-        try:
-            for number in self.order():
-                data = self.take(number)
-                start, stop = self.layout.span(number)
-                for column, part in zip(columns, self.layout.columns(number, data), strict=True):
-                    column[start:stop].copy_(part)
-                self.give(data)
-        finally:
-            self.close()
-        return columns
 
 
 def empty_columns(fields: Sequence[tuple[torch.dtype, tuple[int, ...]]], rows: int) -> list[torch.Tensor]:

@@ -25,9 +25,9 @@ import numpy as np
 import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 
+from gleanrl._checkpoint.copy_on_write import CowSnapshot
 from gleanrl._checkpoint.row_segments import (
     Array,
-    SavedRows,
     Segmented,
     SegmentLayout,
     Unread,
@@ -213,9 +213,9 @@ class Items(Later):
         return list, (self.source,)
 
 
-def sources_in(state: Any) -> Iterator[SavedRows]:
-    """Yield the `SavedRows` in a state, in no particular order."""
-    return (part for part in _parts_in(state) if isinstance(part, SavedRows))
+def sources_in(state: Any) -> Iterator[CowSnapshot]:
+    """Yield the snapshots of rows in a state, in no particular order."""
+    return (part for part in _parts_in(state) if isinstance(part, CowSnapshot))
 
 
 def items_in(state: Any) -> Iterator[Items]:
@@ -223,7 +223,7 @@ def items_in(state: Any) -> Iterator[Items]:
     return (part for part in _parts_in(state) if isinstance(part, Items))
 
 
-def _parts_in(state: Any) -> Iterator[SavedRows | Items]:
+def _parts_in(state: Any) -> Iterator[CowSnapshot | Items]:
     left, seen = [state], set[int]()
     while left:
         part = left.pop()
@@ -235,7 +235,7 @@ def _parts_in(state: Any) -> Iterator[SavedRows | Items]:
             left += part.values()
         elif isinstance(part, (list, tuple)):
             left += part
-        elif isinstance(part, (SavedRows, Items)):
+        elif isinstance(part, (CowSnapshot, Items)):
             yield part
         elif isinstance(part, Later):
             left.append(part.source)
@@ -255,7 +255,7 @@ class Encoder:
         self,
         store: Callable[[Array], Any],
         attach: Callable[[Attachment], Any] | None = None,
-        segments: Callable[[SavedRows], int] | None = None,
+        segments: Callable[[CowSnapshot], int] | None = None,
         pieces: Callable[[ArrayPieces], Any] | None = None,
     ) -> None:
         self._store, self._attach, self._segments, self._pieces = store, attach, segments, pieces
@@ -297,7 +297,7 @@ class Encoder:
             return {"$file": places, "name": value.name, "size": sum(size for _, _, size in places)}
         if isinstance(value, Later):
             return self.tree(value.make(), where, depth)
-        if isinstance(value, SavedRows) and self._segments is not None:
+        if isinstance(value, CowSnapshot) and self._segments is not None:
             return self._rows(value, self._segments(value))
         if type(value) is NonTensorData:
             return {"$data": self.tree(value.data, where, depth + 1), "batch_size": list(value.batch_size)}
@@ -342,7 +342,7 @@ class Encoder:
         return {"$tensor": self._pieces(value), "dtype": dtype, "shape": list(value.shape)}
 
     @staticmethod
-    def _rows(source: SavedRows, first: int) -> Any:
+    def _rows(source: CowSnapshot, first: int) -> Any:
         layout = source.layout
         fields = [[dtype_name(dtype), list(shape)] for dtype, shape in layout.fields]
         return {

@@ -17,8 +17,9 @@ import numpy as np
 from typing_extensions import Self
 
 from gleanrl._arrays.native import crc32
+from gleanrl._checkpoint.copy_on_write import CowSnapshot
 from gleanrl._checkpoint.manifest import BLOCK_BYTES, DataFile, Extent, Manifest, file_name, stored_in
-from gleanrl._checkpoint.row_segments import ALIGNMENT, MOST_FILES, Array, SavedRows, SegmentLayout
+from gleanrl._checkpoint.row_segments import ALIGNMENT, MOST_FILES, Array, SegmentLayout
 from gleanrl._checkpoint.tree_codec import ATTACHED, LARGE_BYTES, ArrayPieces, Attachment, layout_of
 from gleanrl._os import files
 from gleanrl._os.atomic_files import NewFile
@@ -58,7 +59,7 @@ class EarlierRows:
     identity: str
     extents: Sequence[Extent]
 
-    def same(self, source: SavedRows) -> list[bool]:
+    def same(self, source: CowSnapshot) -> list[bool]:
         """Return for each segment of other rows, which have the same step, whether it is known to be the same here.
 
         An empty list means that nothing is known.
@@ -147,7 +148,7 @@ class _Job:
     """Returns the bytes of a segment, or of a part of an array; None for a segment that a writer has changed."""
     begin: int
     """The number of the segment or part that is the first extent."""
-    source: SavedRows | None = None
+    source: CowSnapshot | None = None
     """The rows that the segments belong to."""
     earlier: str = ""
     """The path of a file of the earlier checkpoint that may have the same bytes, in extents of the same sizes."""
@@ -176,7 +177,7 @@ class FileWriter:
         self._aside, self._pace = aside, None if aside is None else Pace(_SHARE_ASIDE)
         self._names: list[str] = []  # of the data files
         self._jobs: list[_Job] = []
-        self._rows: list[tuple[SavedRows, int]] = []  # with the number of the extent of the first segment
+        self._rows: list[tuple[CowSnapshot, int]] = []  # with the number of the extent of the first segment
         self._large: list[range] = []  # the numbers of the extents of each large array
         self._shared: _Job | None = None  # the file for small arrays
         self._small: list[Array] = []  # its content
@@ -264,7 +265,7 @@ class FileWriter:
         self._extents.append(Extent(number, 0, size, found))
         return [[len(self._extents) - 1, 0, size]]
 
-    def segments(self, source: SavedRows) -> int:
+    def segments(self, source: CowSnapshot) -> int:
         """Add rows; return the number of the extent of their first segment.
 
         The other segments have the numbers after it.
@@ -288,7 +289,7 @@ class FileWriter:
         sizes: list[int],
         look: Callable[[int], list[Array] | None],
         begin: int = 0,
-        source: SavedRows | None = None,
+        source: CowSnapshot | None = None,
     ) -> _Job:
         job = _Job(len(self._names), len(self._extents), sizes, look, begin, source)
         self._names.append(file_name(job.file))

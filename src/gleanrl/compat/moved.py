@@ -123,7 +123,7 @@ MOVED: dict[str, str] = {
     "gleanrl.data.replay_buffers.storages.lazy_stack": "gleanrl.data.replay_buffers.storages.lists",
     "gleanrl.data.replay_buffers.storages.memmap": "gleanrl.data.replay_buffers.storages.tensor",
     "gleanrl.data.replay_buffers.storages.memory": "gleanrl.data.replay_buffers.storages.allocators",
-    "gleanrl.data.replay_buffers.storages.moments": "gleanrl.data.replay_buffers.storages.copy_on_write",
+    "gleanrl.data.replay_buffers.storages.moments": "gleanrl._checkpoint.copy_on_write",
     "gleanrl.data.replay_buffers.storages.saved": "gleanrl.data.replay_buffers.storages.snapshots",
     "gleanrl.data.replay_buffers.storages.segment": "gleanrl.data.replay_buffers.storages.shared_segment",
     "gleanrl.data.replay_buffers.storages.stored": "gleanrl.data.replay_buffers.storages.columns",
@@ -292,7 +292,6 @@ MOVED: dict[str, str] = {
 
 RENAMED: dict[str, str] = {
     "gleanrl.checkpoint.segments.Layout": "SegmentLayout",
-    "gleanrl.checkpoint.segments.Source": "SavedRows",
     "gleanrl.checkpoint.values.Pieces": "ArrayPieces",
     "gleanrl.collectors.assembly.Recipe": "CollectorConfig",
     "gleanrl.collectors.collection.Collection": "RolloutSource",

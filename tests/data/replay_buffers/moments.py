@@ -8,9 +8,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from gleanrl._checkpoint.copy_on_write import CowSnapshot
 from gleanrl._checkpoint.row_segments import SegmentLayout
 from gleanrl.data import LazyTensorStorage, ReplayBuffer
-from gleanrl.data.replay_buffers.storages.copy_on_write import CowSnapshot
 
 ROWS, SEGMENT_ROWS = 3_000, 200
 SEGMENTS = ROWS // SEGMENT_ROWS

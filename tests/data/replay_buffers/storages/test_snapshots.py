@@ -8,8 +8,8 @@ import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
 
+from gleanrl._checkpoint import copy_on_write
 from gleanrl.data import LazyMemmapStorage, LazyTensorStorage, ListStorage, ReplayBuffer
-from gleanrl.data.replay_buffers.storages import copy_on_write
 from tests.data.replay_buffers.oracle import fill
 
 

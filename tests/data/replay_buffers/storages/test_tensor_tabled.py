@@ -11,9 +11,9 @@ import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
 
+from gleanrl._checkpoint import copy_on_write
 from gleanrl._checkpoint.folder import Folder
 from gleanrl.data import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer, TensorStorage
-from gleanrl.data.replay_buffers.storages import copy_on_write
 from gleanrl.errors import CorruptCheckpointError, SchemaError
 
 ROWS = 3_000

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from gleanrl._checkpoint.copy_on_write import CowSnapshot
 from gleanrl._checkpoint.reader import spread
-from gleanrl._checkpoint.row_segments import Array, SavedRows, Unread, empty_columns, rows_at, rows_of
+from gleanrl._checkpoint.row_segments import Array, Unread, empty_columns, rows_at, rows_of
 from gleanrl._checkpoint.tree_codec import ArrayPieces
 from gleanrl._os.parallel_read import Target
 from gleanrl.errors import CheckpointError, CorruptCheckpointError
@@ -135,13 +136,13 @@ class InMemory(RowReader):
 
 
 class SnapshotReader(RowReader):
-    """Columns with the rows of one moment, even if a writer changes them meanwhile (see `SavedRows.begin`).
+    """Columns with the rows of one moment, even if a writer changes them meanwhile (see `CowSnapshot`).
 
     Args:
         source: the generations, then the columns. The caller closes it.
     """
 
-    def __init__(self, source: SavedRows) -> None:
+    def __init__(self, source: CowSnapshot) -> None:
         self._source = source
         self.fields = source.layout.fields[1:]
         source.begin()
@@ -169,7 +170,7 @@ def laid_out(state: Mapping[str, Any], lay: Callable[[RowReader], Mapping[str, A
         lay: returns entries of the state. `ArrayPieces` in them, also within dictionaries and lists, become tensors.
     """
     columns = state["columns"]
-    if isinstance(columns, SavedRows):
+    if isinstance(columns, CowSnapshot):
         rows = SnapshotReader(columns)
         return {**state, "generations": rows.generations(), **lay(rows)}
     return {**state, **_with_tensors(lay(InMemory(columns)))}

@@ -16,6 +16,7 @@ from torch.utils import _pytree
 from gleanrl._arrays.native import bump, bump_at
 from gleanrl._arrays.results import Placement, Selection
 from gleanrl._arrays.tensordicts import NestedKey, Path
+from gleanrl._checkpoint.copy_on_write import CowSnapshot
 from gleanrl._os.interrupts import to_the_end
 from gleanrl._state.state import Stateful, StateReader
 from gleanrl._util import overridden
@@ -28,10 +29,9 @@ from gleanrl.data.replay_buffers.checkpointers.base import (
 )
 from gleanrl.data.replay_buffers.checkpointers.hooks import check_load_hook, save_form
 from gleanrl.data.replay_buffers.component_base import living
-from gleanrl.data.replay_buffers.storages.copy_on_write import CowSnapshot, preserve
 from gleanrl.data.replay_buffers.storages.indexing import is_position, position, ranges_of, steps_at
 from gleanrl.data.replay_buffers.storages.seams import Numbers, Pieces, numbered, seam_slots
-from gleanrl.data.replay_buffers.storages.slots import Slots, announce
+from gleanrl.data.replay_buffers.storages.slots import Slots, announce, preserve
 from gleanrl.data.replay_buffers.storages.snapshots import LiveRecords, StorageState
 from gleanrl.errors import GleanError, IndexRangeError, InvalidTypeError, SchemaError, UnsupportedError
 

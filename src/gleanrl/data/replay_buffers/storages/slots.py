@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from gleanrl._checkpoint.copy_on_write import CowSnapshot
 from gleanrl._os import proc
 from gleanrl._os.interrupts import to_the_end
 from gleanrl._util import positive
-from gleanrl.data.replay_buffers.change_log import Change, ChangeLog, Version
+from gleanrl.data.replay_buffers.change_log import Change, ChangeLog, Version, ring_spans
 from gleanrl.data.replay_buffers.component_base import Part, living
 from gleanrl.data.replay_buffers.storages.allocators import zeroed
 from gleanrl.data.replay_buffers.storages.indexing import slots_at
@@ -41,6 +42,26 @@ def announce(storage: Slots, slots: torch.Tensor) -> None:
 
 _FIRST_COUNTERS = 1024
 _NO_SLOTS = torch.zeros(1, dtype=torch.int64, device="cpu")  # a valid address, for storages without slots
+
+
+def preserve(
+    snapshots: tuple[weakref.ref[CowSnapshot], ...], ranges: list[tuple[int, int]], size: int
+) -> tuple[weakref.ref[CowSnapshot], ...]:
+    """Let snapshots copy slots that are about to change, and return the snapshots that aren't saved completely.
+
+    The call waits while the threads that save a snapshot leave it no room for further copies.
+
+    Args:
+        snapshots: the open snapshots of one storage.
+        ranges: the first slot and the number of slots of each range.
+        size: the number of slots of the storage; a range may wrap around its end.
+    """
+    living = [(reference, snapshot) for reference in snapshots if (snapshot := reference()) is not None]
+    if living:
+        spans = [span for start, count in ranges for span in ring_spans(start, count, size)]
+        for _, snapshot in living:
+            snapshot.before(spans)
+    return tuple(reference for reference, snapshot in living if snapshot.open)
 
 
 class Generations:

@@ -9,15 +9,15 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from gleanrl._arrays.ragged import Leaf, ObjectColumn
+from gleanrl._checkpoint.copy_on_write import CowSnapshot
 from gleanrl._checkpoint.row_segments import PrivateColumns
 from gleanrl._state.state import StateReader
 from gleanrl.data.replay_buffers.change_log import Version, version_from, version_state
-from gleanrl.data.replay_buffers.storages.copy_on_write import CowSnapshot, Mark
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
 from gleanrl.data.replay_buffers.storages.record_formats import check_all_storable, format_from_state
 from gleanrl.data.replay_buffers.storages.slots import Slots
@@ -248,6 +248,15 @@ class Records:
         index = self.form.schema.index
         columns = [self.columns[index(path)] for path in table.stored.paths]
         return replace(self, form=table.form, columns=columns, table=table)
+
+
+class Mark(NamedTuple):
+    """The state of a storage when its rows were named in a checkpoint."""
+
+    version: Version
+    """The storage's version at that moment."""
+    num_views: int
+    """How often views had been handed to users until then."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from gleanrl._arrays.ragged import Leaf, ObjectColumn
 from gleanrl._arrays.results import new_tuple
 from gleanrl._arrays.schema import allocate
 from gleanrl._arrays.tensordicts import NestedKey, Path, as_key
+from gleanrl._checkpoint.copy_on_write import CowSnapshot, copy_of
 from gleanrl._checkpoint.reader import Stored
 from gleanrl._os.interrupts import to_the_end
 from gleanrl._state.state import StateReader
@@ -35,7 +36,6 @@ from gleanrl.data.replay_buffers.storages.allocators import (
 )
 from gleanrl.data.replay_buffers.storages.base import Prepared, Storage, count_all_as_written
 from gleanrl.data.replay_buffers.storages.columns import apart, plain, repeated
-from gleanrl.data.replay_buffers.storages.copy_on_write import CowSnapshot, Mark, copy_of
 from gleanrl.data.replay_buffers.storages.indexing import basic_index, column_of, is_key, slots_at
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat, in_memory
 from gleanrl.data.replay_buffers.storages.record_formats import (
@@ -47,6 +47,7 @@ from gleanrl.data.replay_buffers.storages.record_formats import (
 )
 from gleanrl.data.replay_buffers.storages.snapshots import (
     LiveRecords,
+    Mark,
     Records,
     StorageState,
     read_records,

@@ -1,4 +1,4 @@
-"""Copy-on-write snapshots: the rows of a storage at one moment, while writers keep writing.
+"""Copy-on-write snapshots: rows of columns at one moment, while writers keep writing.
 
 A snapshot reads rows where they are stored. A writer copies rows before it overwrites them, and only the rows that the
 snapshot still needs.
@@ -7,20 +7,18 @@ snapshot still needs.
 from __future__ import annotations
 
 import threading
-import weakref
-from collections.abc import Callable, Iterable, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from gleanrl._arrays.schema import numpy_dtype
-from gleanrl._checkpoint.row_segments import Array, SavedRows, SegmentLayout, bytes_of, rows_at, rows_of
+from gleanrl._checkpoint.row_segments import Array, Segmented, SegmentLayout, bytes_of, rows_at, rows_of
 from gleanrl._os.clock import sleep
 from gleanrl._os.hugepages import mapped
 from gleanrl._os.interrupts import renew_in_child
-from gleanrl.data.replay_buffers.change_log import Change, Version, ring_spans
 
 _SECONDS_BETWEEN_LOOKS = 0.001  # how often a waiting writer looks for room
 _PIECE_BYTES = 1 << 18  # copied at once for a writer; larger pieces would make writers wait longer
@@ -31,41 +29,13 @@ _SLAB_BYTES, _MOST_SLAB_BYTES, _SLABS = 1 << 21, 1 << 26, 256
 _REUSABLE_BYTES = 1 << 24
 
 
-class Mark(NamedTuple):
-    """The state of a storage when its rows were named in a checkpoint."""
-
-    version: Version
-    """The storage's version at that moment."""
-    num_views: int
-    """How often views had been handed to users until then."""
-
-
-def preserve(
-    snapshots: tuple[weakref.ref[CowSnapshot], ...], ranges: list[tuple[int, int]], size: int
-) -> tuple[weakref.ref[CowSnapshot], ...]:
-    """Let snapshots copy slots that are about to change, and return the snapshots that aren't saved completely.
-
-    The call waits while the threads that save a snapshot leave it no room for further copies.
-
-    Args:
-        snapshots: the open snapshots of one storage.
-        ranges: the first slot and the number of slots of each range.
-        size: the number of slots of the storage; a range may wrap around its end.
-    """
-    living = [(reference, snapshot) for reference in snapshots if (snapshot := reference()) is not None]
-    if living:
-        spans = [span for start, count in ranges for span in ring_spans(start, count, size)]
-        for _, snapshot in living:
-            snapshot.before(spans)
-    return tuple(reference for reference, snapshot in living if snapshot.open)
-
-
-class CowSnapshot(SavedRows):
-    """The rows of a storage at one moment, copied on write.
+class CowSnapshot(Segmented):
+    """The rows of a storage at one moment, copied on write, which a checkpoint saves.
 
     The snapshot is made under the lock of the storage's buffer. From then on the storage calls `before` ahead of each
     write, under that lock. Any thread may also call it without the lock, for slots that will probably be written. Other
-    threads save the snapshot segment by segment.
+    threads save the snapshot segment by segment: between `begin` and `close` they may call `settled`, `take` or `skip`
+    for a segment.
 
     Reads take no lock. A writer copies rows before it overwrites them, and `settled` tells the reader afterwards that
     the rows it read may be torn. The reader then calls `take`, which replaces torn rows by that copy. The snapshot's
@@ -75,22 +45,28 @@ class CowSnapshot(SavedRows):
         columns: the live columns, ``[rows or more, *shape]`` each; the first one holds the generations.
         rows: the number of stored rows.
         start: the row that will be overwritten next; its segment is saved first.
-        earlier: for each earlier snapshot by name, the changes since then; None if they aren't known.
+        earlier: for each earlier snapshot by its identity, the slots ``(start, stop, ...)`` that changed since then;
+            None if they aren't known.
         reading: called before columns are read: see `ColumnStore.begin`.
     """
+
+    room = 24 << 20
+    """Bytes of copied segments that may wait to be taken. Threads that need more copies wait for a `take`."""
 
     def __init__(
         self,
         columns: Sequence[torch.Tensor],
         rows: int,
         start: int,
-        earlier: dict[str, list[Change] | None],
+        earlier: Mapping[str, Sequence[tuple[int, int, bool]] | None],
         reading: Callable[[], None],
     ) -> None:
         fields = [(column.dtype, tuple(column.shape[1:])) for column in columns]
-        super().__init__(SegmentLayout.fitting(fields, rows, columns[0].shape[0]))
+        self.layout = SegmentLayout.fitting(fields, rows, columns[0].shape[0])
+        self.identity = uuid.uuid4().hex
         self._columns, self._reading = columns, reading
-        self.first = start // self.layout.step  # a ring writer overwrites this segment first
+        self.first = start // self.layout.step
+        """The best segment to take first, because a ring writer overwrites it first. The following ones come next."""
         self._earlier = earlier
         self._row_bytes = max(sum(self.layout.widths), 1)
         self._rows_a_piece = min(max(_PIECE_BYTES // self._row_bytes, 1), self.layout.step)
@@ -189,7 +165,7 @@ class CowSnapshot(SavedRows):
         return saved
 
     def unchanged(self, earlier: str) -> Array | None:
-        """Return which segments have the same content as in the snapshot with that name; None if this isn't known.
+        """Return which segments are unchanged since the snapshot with that identity; None if this isn't known.
 
         The result is ``(segments,)`` bool.
         """
@@ -197,17 +173,31 @@ class CowSnapshot(SavedRows):
         if changes is None:
             return None
         same = np.ones(self.layout.count, bool)
-        for change in changes:
-            touched = self.layout.touched(change.start, change.stop)
+        for start, stop, _ in changes:
+            touched = self.layout.touched(start, stop)
             same[touched.start : touched.stop] = False
         return same
 
+    def position(self, number: int) -> int:
+        """Return the position of a segment in `order`."""
+        return (number - self.first) % self.layout.count
+
+    def order(self) -> list[int]:
+        """Return the segments in the best order to take them."""
+        return sorted(range(self.layout.count), key=self.position)
+
     def begin(self) -> None:
-        """Announce that all segments will be taken. From now on writers wait if too many bytes were copied for them."""
+        """Announce that every segment will be taken or skipped soon.
+
+        From now on writers wait if too many bytes were copied for them.
+        """
         self._begun = True
 
     def look(self, number: int) -> list[Array] | None:
-        """Return a segment's bytes where they are stored; None if a writer changed some of them."""
+        """Return a segment's bytes as consecutive live views; None if a writer changed some of them.
+
+        Writers may change the bytes during the read; call `settled` afterwards to find out.
+        """
         return None if number in self._saved else self.layout.pieces(number, self._bytes)
 
     @property
@@ -233,10 +223,10 @@ class CowSnapshot(SavedRows):
         return True
 
     def take(self, number: int) -> Array:
-        """Return a copy of a segment's bytes at the moment of the snapshot.
+        """Return a copy of a segment's bytes at the moment of the snapshot, ``(n,)`` uint8. It isn't needed any more.
 
-        It first reads the live bytes and then releases the segment under the lock. A row that a writer overwrote before
-        the release has a copy, which replaces the possibly torn row.
+        The call first reads the live bytes and then releases the segment under the lock. A row that a writer overwrote
+        before the release has a copy, which replaces the possibly torn row.
         """
         size = self.layout.size(number)
         try:
@@ -256,6 +246,21 @@ class CowSnapshot(SavedRows):
                 at += size
         self._reuse(saved)
         return data
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return all columns in new CPU memory, and close the snapshot, also after an error."""
+        columns = self.layout.empty()
+        self.begin()
+        try:
+            for number in self.order():
+                data = self.take(number)
+                start, stop = self.layout.span(number)
+                for column, part in zip(columns, self.layout.columns(number, data), strict=True):
+                    column[start:stop].copy_(part)
+                self.give(data)
+        finally:
+            self.close()
+        return columns
 
     def copies(self) -> list[torch.Tensor]:
         """Return all columns in new memory on their devices, ``[rows, *shape]`` each, and close the snapshot.
@@ -292,7 +297,12 @@ class CowSnapshot(SavedRows):
             self._spare.append(data.base)
 
     def pick(self, column: int, rows: Array | slice) -> Array:
-        """Return selected rows of a column at the moment of the snapshot, while no segment of theirs was released."""
+        """Return selected rows of a column at the moment of the snapshot, ``(k, bytes of a row)`` uint8.
+
+        Args:
+            column: the number of the column.
+            rows: row numbers, ``(k,)`` int64, or a slice. Their segments must not be settled, taken or skipped yet.
+        """
         width, live = self.layout.widths[column], self._bytes[column]
         if isinstance(live, torch.Tensor):
             index = rows if isinstance(rows, slice) else torch.from_numpy(rows).to(live.device)

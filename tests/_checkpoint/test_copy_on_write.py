@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import torch
 
+from gleanrl._checkpoint import copy_on_write
 from gleanrl._os import clock
 from gleanrl.data import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer
-from gleanrl.data.replay_buffers.storages import copy_on_write
 from tests.data.replay_buffers.moments import ROWS, SEGMENTS, buffer, cut_small, data, moment_of
 from tests.interrupts import in_another_thread
 
