@@ -17,6 +17,7 @@ from gleanrl.envs.transforms import (
     Compose,
     Crop,
     GrayScale,
+    PermuteTransform,
     Resize,
     ToTensorImage,
     TransformedEnv,
@@ -136,6 +137,16 @@ def test_specs_of_transformed_images_hold_for_extreme_images(transform, bounds):
     pattern[:, 1::2, 1:3] = high
     for image in (torch.full((3, 4, 4), low), torch.full((3, 4, 4), high), pattern):
         assert spec.is_in(transform(TensorDict({"pixels": image}, []))["pixels"])
+
+
+@pytest.mark.parametrize("transform", [GrayScale(), Resize(8)])
+def test_channels_in_the_last_dimension_are_refused(transform):
+    """`Resize` once took the rows of a frame for channels, without an error."""
+    frame = TensorDict({"pixels": torch.zeros(40, 60, 3, dtype=torch.uint8)}, [])
+    with pytest.raises(SchemaError, match=r"C?, H, W.* got shape \(40, 60, 3\); put PermuteTransform"):
+        transform(frame.clone())
+    ordered = PermuteTransform((-1, -3, -2), in_keys=["pixels"])(frame)
+    assert transform(ordered)["pixels"].dtype is torch.uint8
 
 
 def test_invalid_images_and_arguments_are_refused():

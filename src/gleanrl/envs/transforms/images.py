@@ -304,6 +304,7 @@ def _age(ends: Tensor) -> Tensor:
 _OF_SLICES = {"num_slices", "slice_len", "strict_length", "span", "pad", "truncated_key", "init_key"}
 
 _MODES = ("nearest", "bilinear", "bicubic", "area", "nearest-exact")
+_ORDER = "put PermuteTransform((-1, -3, -2)), which keeps integers, or ToTensorImage before it"
 _GREY = (0.2989, 0.587, 0.114)
 """Weights of red, green and blue in ITU-R BT.601 luma."""
 
@@ -387,8 +388,7 @@ class GrayScale(_ImageTransform):
     def _apply_transform(self, value: Tensor) -> Tensor:
         if value.ndim < 3 or value.shape[-3] != 3:
             raise SchemaError(
-                f"GrayScale: expected three channels, (..., 3, H, W), got shape {tuple(value.shape)}; "
-                "put ToTensorImage before it"
+                f"GrayScale: expected three channels, (..., 3, H, W), got shape {tuple(value.shape)}; {_ORDER}"
             )
         dtype = value.dtype if value.dtype.is_floating_point else torch.float32
         image = value.to(dtype)
@@ -416,7 +416,8 @@ class Resize(_ImageTransform):
 
     Raises:
         InvalidArgumentError: for another `interpolation`, or a bad `w` or `h`.
-        SchemaError: at use, if an image has fewer than three dimensions.
+        SchemaError: at use, if an image has fewer than three dimensions, or channels last: 1 or 3 columns, and more
+            than 4 channels.
     """
 
     shows = ("w", "h", "interpolation")
@@ -436,8 +437,8 @@ class Resize(_ImageTransform):
         self.w, self.h, self.interpolation = positive("w", w), positive("h", w if h is None else h), mode
 
     def _apply_transform(self, value: Tensor) -> Tensor:
-        if value.ndim < 3:
-            raise SchemaError(f"Resize: expected (..., C, H, W), got shape {tuple(value.shape)}")
+        if value.ndim < 3 or (value.shape[-3] > 4 and value.shape[-1] in (1, 3)):
+            raise SchemaError(f"Resize: expected (..., C, H, W), got shape {tuple(value.shape)}; {_ORDER}")
         if value.shape[-2:] == (self.h, self.w):
             return value
         floating = value.dtype.is_floating_point
