@@ -1,5 +1,5 @@
 # Each target sets up a virtual environment in .venv with the pinned versions, and compiles the core.
-# This needs Python 3.10 or newer (tests run on 3.11), a C++20 compiler and pip.
+# This needs Python 3.10 or newer (all tests run on 3.11), a C++20 compiler and pip.
 #   PYTHON=python3.11 make test      another interpreter
 #   make demo DEMO_ARGS="--help"     arguments for the demo
 #   make bench BENCH_ARGS="--help"   arguments for the benchmarks

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs the fast tests with several Pythons: pythons.sh "3.10 3.12" [ARGUMENTS OF PYTEST]. Each has an environment in
-# .venv-pythons, which takes 5 GB with a CUDA build of torch. The first Python found gets the lowest releases that
-# pyproject.toml allows. The others get the newest, with torch as in constraints.txt.
+# .venv-pythons, which takes 5 GB with a CUDA build of torch. The oldest Python that pyproject.toml allows gets the lowest
+# releases that it allows; these have no wheels for the newest Pythons. The others get the newest releases, with torch
+# as in constraints.txt.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 read -ra versions <<<"$1"
@@ -9,6 +10,7 @@ shift
 envs=.venv-pythons
 mkdir -p "$envs"
 sed -n '/^dependencies/,/^]/s/^ *"\(.*\)>=\(.*\)",$/\1==\2/p' pyproject.toml >"$envs/lowest.txt"
+oldest=$(sed -n 's/^requires-python = ">=\(.*\)"$/\1/p' pyproject.toml)
 grep '^torch==' constraints.txt >"$envs/newest.txt"
 
 interpreter() { # prints the path of Python $1, or fails
@@ -40,18 +42,16 @@ check() { # runs the tests with Python $1 at $2, with the constraints $3
 tests=("${@:-tests}")
 report=()
 failed=1 # also if no Python is found
-constraints=lowest
 for version in "${versions[@]}"; do
+    if [ "$version" = "$oldest" ]; then releases=lowest; else releases=newest; fi
     if ! python=$(interpreter "$version"); then
         report+=("Python $version: not installed here")
-    elif check "$version" "$python" "$envs/$constraints.txt"; then
-        report+=("Python $version, $constraints releases: passed")
+    elif check "$version" "$python" "$envs/$releases.txt"; then
+        report+=("Python $version, $releases releases: passed")
         if [ $failed = 1 ]; then failed=0; fi
-        constraints=newest
     else
-        report+=("Python $version, $constraints releases: failed")
+        report+=("Python $version, $releases releases: failed")
         failed=2
-        constraints=newest
     fi
 done
 printf '%s\n' "${report[@]}"

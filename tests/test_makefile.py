@@ -60,7 +60,7 @@ def test_missing_compiler_prints_one_sentence(tmp_path):
 
 FAKE = """#!/bin/sh
 case "$1 $2" in
-    *version_info*9.8*) exit 0 ;;
+    *version_info*3.10* | *version_info*9.8*) exit 0 ;;
     *version_info*) exit 1 ;;
     "-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
     "-m pytest") exit "${FAILS:-0}" ;;
@@ -73,17 +73,17 @@ def test_pythons_that_are_not_installed_are_named_and_the_others_run(tmp_path, f
     """The interpreter is a shell script, because real ones need an installation of torch each."""
     (tmp_path / "tests").mkdir()
     shutil.copy(ROOT / "tests" / "pythons.sh", tmp_path / "tests")
-    for name in ("python9.8", "python9.7"):
+    for name in ("python3.10", "python9.8", "python9.7"):
         (tmp_path / name).write_text(FAKE)
         (tmp_path / name).chmod(0o755)
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     done = make(
-        tmp_path, "test-pythons", "PYTHONS=9.7 9.8 9.9", "T=tests/x", PATH=path, PYENV_ROOT="/", FAILS=fails
+        tmp_path, "test-pythons", "PYTHONS=9.7 9.8 3.10", "T=tests/x", PATH=path, PYENV_ROOT="/", FAILS=fails
     )
     assert done.stdout.splitlines()[1:4] == [
         "Python 9.7: not installed here",
-        f"Python 9.8, lowest releases: {word}",
-        "Python 9.9: not installed here",
+        f"Python 9.8, newest releases: {word}",
+        f"Python 3.10, lowest releases: {word}",
     ]
     assert (done.returncode == 0) == (word == "passed")
     lowest = (tmp_path / ".venv-pythons" / "lowest.txt").read_text().split()
