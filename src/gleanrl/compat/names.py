@@ -253,6 +253,13 @@ UNSERVED_KEYWORDS: dict[str, dict[str, UnservedKeyword]] = {
         "transport": UnservedKeyword(_THROUGH_RAY, off="auto"),
         "transport_options": UnservedKeyword(_THROUGH_RAY),
     },
+    "D4RLExperienceReplay": {
+        "direct_download": UnservedKeyword("put the file into root", off=False),
+        "terminate_on_end": UnservedKeyword(
+            "from_hdf5(path, episode_ends=...) says where episodes end", off=False
+        ),
+        "use_truncated_as_done": UnservedKeyword("done is terminated or truncated", off=True),
+    },
     "EnvMetaData": {
         **dict.fromkeys(
             ("batch_locked", "device_map", "env_str", "tensordict"),

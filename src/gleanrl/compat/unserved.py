@@ -520,7 +520,8 @@ UNSERVED = (
     Unserved(
         "gleanrl.data.datasets",
         "AtariDQNExperienceReplay BaseDatasetExperienceReplay GenDGRLExperienceReplay LeRobotExperienceReplay "
-        "OpenMLExperienceReplay OpenXExperienceReplay RobosetExperienceReplay VD4RLExperienceReplay",
+        "OpenMLExperienceReplay OpenXExperienceReplay RobosetExperienceReplay VD4RLExperienceReplay "
+        "lerobot_columns_to_tensordict load_dataset register_dataset",
         _DATASET,
     ),
 )
