@@ -102,6 +102,7 @@ ray = _optional("ray", "ray", "collectors and buffers on Ray need")
 pyarrow = _optional("pyarrow", "parquet", "Parquet and Arrow files need")
 pyarrow_parquet = _optional("pyarrow.parquet", "parquet", "Parquet files need")
 pandas = _optional("pandas", "parquet", "tables of pandas need")
+pyplot = _optional("matplotlib.pyplot", "plot", "plots need")
 pillow = _optional("PIL.Image", "parquet", "encoded images need")
 
 

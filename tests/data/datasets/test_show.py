@@ -49,7 +49,7 @@ def lines(text: str) -> list[list[str]]:
 def test_summary_has_columns_statistics_and_ends(tmp_path: Path):
     found = lines(show(saved(tmp_path, steps([3, 1, 2]))))
     assert found[0] == ["6", "transitions", "in", "3", "episodes,", "0.000186", "MB"]
-    assert ["action", "6", "int64", "()", "4.8e-05", "0", "1", "2", "0", "no"] in found
+    assert ["action", "int64", "()", "4.8e-05", "0", "1", "2", "0", "no"] in found
     assert ["length", "1", "2", "2", "3", "0"] in found and ["return", "3", "5", "3", "9", "0"] in found
     assert ["3", "complete,", "3", "terminated,", "0", "truncated"] in found
     assert found[-2:] == [["problems:", "none"], ["warnings:", "none"]]
@@ -101,7 +101,7 @@ def test_summary_of_unusual_records(tmp_path: Path, kind: str):
         found = show(saved(tmp_path, data))
         assert "4 transitions, " in found and "no episodes: " in found and "problems: none" in found
     else:
-        assert ["tensor", "3", "float32", "()", "1.2e-05", "0", "1", "2", "0", "no"] in lines(
+        assert ["tensor", "float32", "()", "1.2e-05", "0", "1", "2", "0", "no"] in lines(
             show(saved(tmp_path, torch.arange(3.0)))
         )
 

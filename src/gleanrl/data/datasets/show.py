@@ -29,6 +29,7 @@ from gleanrl.data.replay_buffers.describe import (
     observed_twice,
 )
 from gleanrl.data.replay_buffers.export import replace_file
+from gleanrl.data.replay_buffers.storages.base import Storage
 from gleanrl.data.replay_buffers.storages.tensor import TensorStorage
 from gleanrl.data.replay_buffers.verify import AuditReport
 from gleanrl.data.trajectories import TRAJ_IDS
@@ -44,6 +45,7 @@ _MOST_FRAMES, _FRAME_BYTES = 4_000, 14 << 20
 _SIDE = 160  # pixels of a picture
 _SMALLEST = 8  # side of a picture
 _BINS = 40
+_COLUMNS = ("key", "dtype", "shape", "MB", "min", "mean", "max", "NaN", "constant")
 Array = np.ndarray[Any, Any]
 
 
@@ -61,8 +63,7 @@ class _Contents(NamedTuple):
         """Return the first slots of the episodes, ``(n,)`` int64; without episodes one for each stream."""
         if self.episodes is None:
             return self.storage.oldest_step * self.streams + np.arange(self.streams)
-        first = self.episodes.first.numpy()
-        return first if first.ndim == 1 else np.ravel_multi_index(tuple(first.T), self.storage.shape)
+        return first_slots(self.storage, self.episodes)
 
     def length(self) -> Array:
         """Return the lengths of the episodes, ``(n,)`` int64."""
@@ -124,9 +125,15 @@ def _summary(found: _Contents) -> str:
     count = "" if episodes is None else f" in {len(episodes)} episodes"
     parts = [f"{rows} transitions{count}, {_megabytes(found):.4g} MB"]
     if rows:
-        parts += [repr(found.description), "\n".join(_about_episodes(found))]
+        parts += [text_table(_COLUMNS, _described(found)), "\n".join(_about_episodes(found))]
     parts.append("\n".join(_findings(found)))
     return "\n\n".join(parts)
+
+
+def _described(found: _Contents) -> Iterator[list[str]]:
+    for key, column in found.description.items():
+        cells = _column_cells(key, column)
+        yield ["" if one is None else f"{one:.4g}" if isinstance(one, float) else str(one) for one in cells]
 
 
 def _about_episodes(found: _Contents) -> Iterator[str]:
@@ -169,6 +176,12 @@ def returns_of(episodes: StoredEpisodes) -> dict[str, Array]:
         for number in range(flat.shape[1]):
             found[name if flat.shape[1] == 1 else f"{name}.{number}"] = flat[:, number]
     return found
+
+
+def first_slots(storage: Storage, episodes: StoredEpisodes) -> Array:
+    """Return the first slots of the episodes of a storage, ``(n,)`` int64."""
+    first = episodes.first.numpy()
+    return first if first.ndim == 1 else np.ravel_multi_index(tuple(first.T), storage.shape)
 
 
 def _dotted(key: NestedKey) -> str:
@@ -317,7 +330,7 @@ def _column_cells(key: NestedKey, column: ColumnStatistics) -> list[Any]:
         None if one is None else _numbers(np.array([one]))[0] for one in (column.min, column.mean, column.max)
     )
     return [
-        _dotted(key), column.rows, dtype, shape, column.megabytes, *numbers, column.num_nan,
+        _dotted(key), dtype, shape, column.megabytes, *numbers, column.num_nan,
         "yes" if column.constant else "no",
     ]  # fmt: skip
 

@@ -72,9 +72,9 @@ $("problems").append(DATA.problems.length ? el("ul", { class: "findings" }, ...D
 for (const one of DATA.histograms) histogram(document.querySelector("#distributions .pair"), one);
 if (DATA.statistics.length) $("distributions").append(scroll("statistics", rows(["", "min", "mean", "median", "max", "not finite"], DATA.statistics)));
 else $("distributions").append(el("p", { class: "note" }, DATA.reason || "Nothing is stored."));
-const largest = Math.max(...DATA.columns.map((column) => column[4]), 0);
-$("columns").append(scroll("columns", rows(["key", "rows", "dtype", "shape", "MB", "min", "mean", "max", "NaN", "constant"], DATA.columns.map((line) =>
-  line.map((value, k) => (k === 4 ? el("td", { class: "bar", style: `--share: ${largest ? (100 * value) / largest : 0}%` }, number(value)) : value === null ? "" : number(value)))))));
+const largest = Math.max(...DATA.columns.map((column) => column[3]), 0);
+$("columns").append(scroll("columns", rows(["key", "dtype", "shape", "MB", "min", "mean", "max", "NaN", "constant"], DATA.columns.map((line) =>
+  line.map((value, k) => (k === 3 ? el("td", { class: "bar", style: `--share: ${largest ? (100 * value) / largest : 0}%` }, number(value)) : value === null ? "" : number(value)))))));
 if (DATA.priorities) {
   $("priorities").hidden = false;
   const pair = document.querySelector("#priorities .pair");
