@@ -1,4 +1,4 @@
-"""Data sets of other formats: times of conversions, their memory, and samples of records in mapped files.
+"""Data sets: times and memory of conversions, samples of records in mapped files, and looks at stored records.
 
 A conversion is compared with reading the same arrays by h5py or pyarrow, and one copy of each into new memory. The
 conversion also writes every observation a second time, as a next observation. Files are read from the system's cache.
@@ -19,17 +19,27 @@ from typing import Any
 import h5py
 import numpy as np
 import torch
+from tensordict import TensorDict
 
 from benchmarks.checkpoint import folder, seconds
 from benchmarks.clock import now
 from benchmarks.harness import Gauge
 from benchmarks.memory import in_fresh_process, resident
-from gleanrl.data import from_arrays, from_hdf5, from_minari, from_parquet
+from gleanrl.data import (
+    LazyTensorStorage,
+    ReplayBuffer,
+    from_arrays,
+    from_hdf5,
+    from_minari,
+    from_parquet,
+)
+from gleanrl.data.datasets.show import show
 
 ROWS, LENGTH = 500_000, 1_000
 HAS_ARROW = importlib.util.find_spec("pyarrow") is not None
 FORMATS = ("d4rl", "gzip", "minari", *(("parquet",) if HAS_ARROW else ()))
 DRAWS, SAMPLES = 15, 200
+LOOKED = 10_000_000
 
 
 def arrays(rows: int = ROWS) -> dict[str, np.ndarray]:
@@ -149,6 +159,25 @@ def renamed(found: dict[str, np.ndarray]) -> dict[Any, np.ndarray]:
     }
 
 
+def looked(html: bool) -> tuple[float, float]:
+    """Return the time of a look at a checkpoint of ten million rows, in seconds, and the size of its page in MB."""
+    t = torch.arange(LOOKED)
+    ended = (t % 500 == 499)[:, None]
+    observed = torch.randn(LOOKED + 1, 4)
+    following = {"observation": observed[1:].clone(), "reward": torch.rand(LOOKED, 1)}
+    flags = {"terminated": ended, "truncated": torch.zeros_like(ended), "done": ended}
+    data = {"observation": observed[:-1], "action": t % 2, "next": {**following, **flags}}
+    with folder() as place:
+        buffer = ReplayBuffer(storage=LazyTensorStorage(LOOKED))
+        buffer.extend(TensorDict(data, [LOOKED]))
+        buffer.dumps(place / "saved")
+        del buffer, data, following, observed
+        page = place / "page.html" if html else None
+        start = now()
+        show(place / "saved", html=page)
+        return now() - start, page.stat().st_size / 1e6 if page else 0.0
+
+
 def beyond_target(kind: str) -> float:
     """Convert a file in this process, and return its peak memory beyond the records, in MB."""
     most, done = 0, threading.Event()
@@ -182,6 +211,9 @@ GAUGES = (
         for kind in FORMATS
     ),
     Gauge("datasets/mapped", "time of a sample from mapped files, over one from memory", "x", mapped, 1.2),
+    Gauge("datasets/summary", "summary of ten million rows", "s", lambda: looked(False)[0], 2.0),
+    Gauge("datasets/page", "summary and page of ten million rows", "s", lambda: looked(True)[0], 10.0),
+    Gauge("datasets/page-size", "page of ten million rows", "MB", lambda: looked(True)[1], 30.0),
     *(
         Gauge(
             f"datasets/{kind}-memory",
