@@ -75,12 +75,24 @@ class _Contents(NamedTuple):
     def streams(self) -> int:
         return max(self.storage.rows_per_step, 1)
 
-    def position(self, slot: int) -> tuple[int, int] | None:
-        """Return the number of the episode that holds a slot, and the step in it; None if no episode does."""
-        first = self.first()
-        step = (slot // self.streams - first // self.streams) % self.storage.capacity_steps
-        here = np.flatnonzero((first % self.streams == slot % self.streams) & (step < self.length()))
-        return (int(here[0]), int(step[here[0]])) if here.size else None
+    def positions(self, slots: Sequence[int]) -> dict[int, tuple[int, int] | None]:
+        """Return for each slot the number of its episode and the step in it; None if no episode holds the slot."""
+        if not slots:
+            return {}
+        first, length, capacity = self.first(), self.length(), self.storage.capacity_steps
+        starts = first % self.streams * capacity + first // self.streams  # sorted by stream and time step
+        order = np.argsort(starts, kind="stable")
+        found: dict[int, tuple[int, int] | None] = {}
+        for slot in slots:
+            stream, step = slot % self.streams, slot // self.streams
+            low, at, high = np.searchsorted(
+                starts, stream * capacity + np.array([0, step + 1, capacity]), sorter=order
+            ).tolist()
+            # Before the first beginning in its stream, a slot belongs to the run that the end of the ring cuts.
+            one = int(order[(at if at > low else high) - 1]) if high > low else 0
+            within = (step - int(first[one]) // self.streams) % capacity
+            found[slot] = (one, within) if high > low and within < length[one] else None
+        return found
 
 
 def _contents(buffer: Any) -> _Contents:
@@ -194,13 +206,11 @@ def _findings(found: _Contents) -> Iterator[str]:
             yield f"{kind}: none"
             continue
         yield f"{kind}:"
-        rows = ((one.rule, one.rows, *_position_cells(found, one.slot), one.message) for one in findings)
+        at = found.positions([one.slot for one in findings] if found.episodes is not None else [])
+        rows = (
+            (one.rule, one.rows, one.slot, *(at.get(one.slot) or ("", "")), one.message) for one in findings
+        )
         yield text_table(("rule", "rows", "first row", "episode", "step", "message"), rows)
-
-
-def _position_cells(found: _Contents, slot: int) -> tuple[object, object, object]:
-    at = found.position(slot) if found.episodes is not None else None
-    return (slot, "", "") if at is None else (slot, *at)
 
 
 # ---- the page
@@ -243,7 +253,7 @@ def _page_data(found: _Contents, priorities: Array | None, name: str) -> dict[st
     findings += [("warning", one) for one in found.report.warnings]
     largest = [] if priorities is None else np.argsort(-priorities, kind="stable")[:10].tolist()
     slots = [*largest, *(one.slot for _, one in findings)] if rows else []
-    positions = {slot: found.position(slot) for slot in slots}
+    positions = found.positions(slots)
     # The page has the episodes and steps that its links name, in addition to an even sample.
     linked = [at for at in positions.values() if at is not None]
     listed = _evenly(len(length), _MOST_LISTED, [episode for episode, _ in linked])
