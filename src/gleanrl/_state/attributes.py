@@ -104,7 +104,7 @@ def inherited(cls: type, name: str) -> Any:
 def is_like(value: Any, now: Any) -> bool:
     """Return whether a value equals `now`, apart from array contents and changes within containers and objects.
 
-    Any value is like None.
+    Any value is like None. None is like a random generator, which may be made at the first draw.
     """
     if now is None:
         return True
@@ -112,7 +112,7 @@ def is_like(value: Any, now: Any) -> bool:
         return type(value) is type(now) and (value.shape, value.dtype) == (now.shape, now.dtype)
     if isinstance(now, (*_NUMBERS, str, bytes, tuple)):
         return type(value) is type(now) and bool(repr(value) == repr(now))
-    return value is not None
+    return value is not None or generator_state(now) is not None
 
 
 def may_go(now: Any, cls: type, name: str, settled: bool = False) -> bool:
