@@ -4,11 +4,13 @@
 #include <array>
 #include <span>
 #include <stdexcept>
+#include <string>
 
 #include "arguments.h"
 #include "core/addresses.h"
 #include "core/finite.h"
 #include "core/kernels.h"
+#include "core/shared_rows.h"
 #include "module.h"
 
 namespace gleanrl {
@@ -57,6 +59,39 @@ void put_rows(const Columns& self, std::uintptr_t index, std::int64_t n, nb::han
   run(is_long(n, self.bytes_per_row()), [&] { self.put(rows, from); });
 }
 
+std::vector<SharedRows::Pair> read_pairs(nb::handle outcomes, nb::handle roots) {
+  const auto from = read_list<std::int64_t>(outcomes, as_number), to = read_list<std::int64_t>(roots, as_number);
+  if (from.size() != to.size()) throw std::invalid_argument("SharedRows: expected a root for each outcome");
+  std::vector<SharedRows::Pair> pairs;
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    pairs.push_back({static_cast<std::size_t>(from[i]), static_cast<std::size_t>(to[i])});
+  }
+  return pairs;
+}
+
+bool write_shared(SharedRows& self, std::int64_t start, std::int64_t n, nb::handle src, bool in_place) {
+  const auto from = read_addresses<const std::byte*>(src);
+  if (!in_place && self.overlaps(from)) return false;
+  run(is_long(n, self.row_bytes()), [&] { self.write(start, n, from, in_place); });
+  return true;
+}
+
+bool put_shared(SharedRows& self, std::uintptr_t index, std::int64_t n, nb::handle src) {
+  const auto rows = array_at<std::int64_t>("put", index, n);
+  const auto from = read_addresses<const std::byte*>(src);
+  if (self.overlaps(from)) return false;
+  run(is_long(n, self.row_bytes()), [&] { self.put(rows, from); });
+  return true;
+}
+
+nb::object shared_seams(const SharedRows& self, std::int64_t newest, std::int64_t steps, std::int64_t streams,
+                        nb::handle src) {
+  const auto from = read_addresses<const std::byte*>(src);
+  std::string begins(static_cast<std::size_t>(streams), '\0');
+  const bool any = self.seams(newest, steps, from, reinterpret_cast<std::uint8_t*>(begins.data()));
+  return any ? nb::object(nb::bytes(begins.data(), begins.size())) : nb::none();
+}
+
 template <class Float>
 std::int64_t find_nonfinite(std::uintptr_t address, std::int64_t n) {
   const auto values = array_at<Float>("first_nonfinite", address, n);
@@ -85,7 +120,52 @@ void bind_columns(nb::module_& m) {
       .def("write", &write_rows, "start"_a, "n"_a, "src"_a,
            "Write n rows from the arrays at `src` to start, start + 1, ..., around the end of the ring.")
       .def("put", &put_rows, "index"_a, "n"_a, "src"_a,
-           "Write n rows from the arrays at `src` to rows index[0:n]; of equal numbers the last one wins.");
+           "Write n rows from the arrays at `src` to rows index[0:n]; of equal numbers the last one wins.")
+      .def_static(
+          "sharing",
+          [](nb::handle bases, nb::handle row_bytes, nb::handle outcomes, nb::handle roots, std::int64_t num_slots,
+             std::int64_t streams, std::uintptr_t places) {
+            return SharedRows(read_addresses<std::byte*>(bases), read_list<std::int64_t>(row_bytes, as_number),
+                              read_pairs(outcomes, roots), num_slots, streams,
+                              room_at<std::uint32_t>("places", places, num_slots));
+          },
+          "bases"_a, "row_bytes"_a, "outcomes"_a, "roots"_a, "num_slots"_a, "streams"_a, "places"_a,
+          "Return rows in which an outcome that the following root repeats is stored once.");
+
+  nb::class_<SharedRows>(m, "_SharedRows", "Rows in which an outcome that the following root repeats is stored once.")
+      .def_prop_ro("num_apart", &SharedRows::num_apart)
+      .def_prop_ro("used", &SharedRows::used)
+      .def("free",
+           [](const SharedRows& self) {
+             nb::list rows;
+             for (const std::uint32_t row : self.free()) rows.append(row);
+             return rows;
+           })
+      .def("reach", &SharedRows::reach, "n"_a, "The row after the last one that a write of n rows may use.")
+      .def("write", &write_shared, "start"_a, "n"_a, "src"_a, "in_place"_a = false,
+           "Write n rows from the arrays at `src` to the slots start, start + 1, ..., around the end of the ring. "
+           "Return "
+           "False and write nothing if an array is part of a column.")
+      .def("put", &put_shared, "index"_a, "n"_a, "src"_a,
+           "Write n rows from the arrays at `src` to the slots index[0:n]; of equal numbers the last one wins. Return "
+           "False and write nothing if an array is part of a column.")
+      .def(
+          "find",
+          [](const SharedRows& self, std::uintptr_t index, std::int64_t n, std::uintptr_t out) {
+            self.find(array_at<std::int64_t>("find", index, n), room_at<std::int64_t>("find", out, n));
+          },
+          "index"_a, "n"_a, "out"_a, "Copy the places of the slots index[0:n] to out[0:n].")
+      .def("forget", &SharedRows::forget, "Forget all rows.")
+      .def(
+          "watch",
+          [](SharedRows& self, nb::handle outcomes, nb::handle roots, nb::handle flags) {
+            const auto ends = read_list<std::int64_t>(flags, as_number);
+            self.watch(read_pairs(outcomes, roots), {ends.begin(), ends.end()});
+          },
+          "outcomes"_a, "roots"_a, "flags"_a, "Set the leaves that `seams` reads.")
+      .def(
+          "seams", &shared_seams, "newest"_a, "steps"_a, "streams"_a, "src"_a,
+          "Return a byte for each stream, 1 if the arrays at `src` don't continue the step at slot `newest`; or None.");
 
   m.def("first_nonfinite_f32", &find_nonfinite<float>, "address"_a, "n"_a,
         "Position of the first NaN or infinity among n float32 values, or -1.");

@@ -95,6 +95,78 @@ class Columns:
     def put(self, index: int, n: int, src: Sequence[int]) -> None:
         """Write n rows from the arrays `src` to rows `index[0:n]`; if a row is repeated, the last one wins."""
 
+    @staticmethod
+    def sharing(
+        bases: Sequence[int],
+        row_bytes: Sequence[int],
+        outcomes: Sequence[int],
+        roots: Sequence[int],
+        num_slots: int,
+        streams: int,
+        places: int,
+    ) -> _SharedRows:
+        """Return rows of a ring, in which an outcome that the following step's root repeats is stored once.
+
+        Args:
+            bases: the address of each leaf's column; any number for outcomes.
+            row_bytes: the bytes of a row of each leaf.
+            outcomes: the leaves that are stored with their roots.
+            roots: the root of each of them.
+            num_slots: the number of slots, less than 2^30.
+            streams: the slots of one step.
+            places: the address of `num_slots` uint32 numbers.
+        """
+
+class _SharedRows:
+    """Rows of a ring, in which an outcome that the following step's root repeats is stored once.
+
+    The columns of roots hold `num_slots` slots, a row of zeros and spare rows. ``places[slot]`` is the row of a slot's
+    outcomes in these columns: the slot of the following step, a spare row, or the row of zeros before the first write.
+    One thread may write, while others read.
+    """
+
+    @property
+    def num_apart(self) -> int:
+        """The number of slots whose outcomes are in spare rows."""
+
+    @property
+    def used(self) -> int:
+        """The row after the last spare row that was ever used."""
+
+    def free(self) -> list[int]:
+        """Return the spare rows that were used and are free again."""
+
+    def reach(self, n: int) -> int:
+        """Return the row after the last one that a write of n rows may use; for a `put`, pass twice its rows."""
+
+    def write(self, start: int, n: int, src: Sequence[int], in_place: bool = False) -> bool:
+        """Write n <= num_slots rows from the arrays `src` to start, start + 1, ..., around the end of the ring.
+
+        With `in_place`, the columns hold the rows already, and only outcomes are stored. Otherwise, return False and
+        write nothing if an array is part of a column.
+        """
+
+    def put(self, index: int, n: int, src: Sequence[int]) -> bool:
+        """Write n rows from the arrays `src` to the slots `index[0:n]`; if a slot is repeated, the last row wins.
+
+        Return False and write nothing if an array is part of a column.
+        """
+
+    def find(self, index: int, n: int, out: int) -> None:
+        """Copy the places of the slots `index[0:n]` (int64) to `out[0:n]` (int64)."""
+
+    def forget(self) -> None:
+        """Forget all rows."""
+
+    def watch(self, outcomes: Sequence[int], roots: Sequence[int], flags: Sequence[int]) -> None:
+        """Set the leaves that `seams` reads; see `TensorColumns.watch`."""
+
+    def seams(self, newest: int, steps: int, streams: int, src: Sequence[int]) -> bytes | None:
+        """Return a byte for each stream: 1 if the arrays `src` don't continue the step stored from slot `newest` on.
+
+        See `TensorColumns.seams`.
+        """
+
 class TensorColumns:
     """Columns ``[rows, *leaf]`` on the CPU, written from tensors.
 
