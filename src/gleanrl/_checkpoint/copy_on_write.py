@@ -150,9 +150,7 @@ class CowSnapshot(Segmented):
     def _at(self, start: int, stop: int) -> list[Array]:
         """Return the bytes of rows, column after column, where they are stored."""
         return [
-            bytes_of(live[start:stop])
-            if isinstance(live, torch.Tensor)
-            else live[start * width : stop * width]
+            live[start * width : stop * width] if isinstance(live, np.ndarray) else bytes_of(live[start:stop])
             for live, width in zip(self._bytes, self.layout.widths, strict=True)
         ]
 
@@ -210,7 +208,9 @@ class CowSnapshot(Segmented):
     def _visible(self) -> list[torch.Tensor | Array]:
         """The bytes of the contiguous CPU columns, and the other columns themselves."""
         return [
-            bytes_of(column) if column.is_cpu and column.is_contiguous() else column
+            bytes_of(column)
+            if isinstance(column, torch.Tensor) and column.is_cpu and column.is_contiguous()
+            else column
             for column in self._columns
         ]
 
@@ -304,7 +304,7 @@ class CowSnapshot(Segmented):
             rows: row numbers, ``(k,)`` int64, or a slice. Their segments must not be settled, taken or skipped yet.
         """
         width, live = self.layout.widths[column], self._bytes[column]
-        if isinstance(live, torch.Tensor):
+        if not isinstance(live, np.ndarray):
             index = rows if isinstance(rows, slice) else torch.from_numpy(rows).to(live.device)
             data = rows_of(live[index].clone())
         else:
@@ -357,6 +357,8 @@ def copy_of(column: torch.Tensor, rows: int) -> torch.Tensor:
 
     Saving a tensor saves its whole torch storage. NumPy's memory isn't zeroed first, and uses large pages.
     """
+    if not isinstance(column, torch.Tensor):  # a `SharedColumn` returns copies
+        return column[:rows]
     if not column.is_cpu:
         return column[:rows].clone()
     array: Array = np.empty((rows, *column.shape[1:]), numpy_dtype(column.dtype))

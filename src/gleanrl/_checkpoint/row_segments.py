@@ -134,10 +134,10 @@ class SegmentLayout:
         found = []
         for column, width in zip(columns, self.widths, strict=True):
             size = (stop - start) * width
-            if isinstance(column, torch.Tensor):
-                found.append(bytes_of(column[start:stop]))
-            else:
+            if isinstance(column, np.ndarray):
                 found.append(column[start * width : stop * width])
+            else:
+                found.append(bytes_of(column[start:stop]))
             if padding := -size % ALIGNMENT:
                 found.append(_ZEROS[:padding])
         return found

@@ -53,6 +53,11 @@ class Descriptors:
         self._open.extend(opened)
         return self._open[before:]
 
+    @property
+    def all(self) -> list[int]:
+        """The open descriptors, in the order of opening."""
+        return list(self._open)
+
     def close(self, *some: int) -> None:
         """Close some descriptors, or all. Descriptors that are already closed are ignored."""
         owned = self._open
@@ -164,19 +169,26 @@ def nameless_file(folder: Path) -> int:
         return os.dup(file.fileno())
 
 
-def reserve(file: int, num_bytes: int) -> None:
+def reserve(file: int, num_bytes: int, start: int = 0) -> None:
     """Extend an open file to at least `num_bytes`, with their space reserved on the disk. New bytes are zeros.
+
+    Args:
+        file: The descriptor.
+        num_bytes: The bytes from the beginning of the file.
+        start: The first byte that isn't reserved yet. From there on, nothing may have been written.
 
     Raises:
         OSError: The disk is full.
     """
-    if num_bytes == 0:
+    if num_bytes <= start:
         return
+    fault_points.point("fs.reserve")
     if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file, 0, num_bytes)
+        os.posix_fallocate(file, start, num_bytes - start)
         return
-    zeros = bytes(min(num_bytes, _ZEROS_BYTES))
-    for begin in range(0, num_bytes, _ZEROS_BYTES):
+    os.lseek(file, start, os.SEEK_SET)
+    zeros = bytes(min(num_bytes - start, _ZEROS_BYTES))
+    for begin in range(start, num_bytes, _ZEROS_BYTES):
         write_all(file, [zeros[: num_bytes - begin]])
 
 
@@ -197,6 +209,21 @@ def map_file(path: Path, *, writable: bool = True) -> mmap.mmap:
     # O_NONBLOCK: opening a pipe would block otherwise.
     with opened(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK) as file:
         return mmap.mmap(file, 0, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
+
+
+def map_sparse(path: Path, num_bytes: int) -> tuple[mmap.mmap, Descriptors]:
+    """Extend a file to `num_bytes` without reserving space, and map it; see `map_file`.
+
+    The result also holds the open file. `reserve` it before the first write to bytes behind its old end.
+
+    Raises:
+        OSError: The file doesn't exist, or the operating system refuses.
+    """
+    fault_points.point("fs.map")
+    owned = Descriptors()
+    (opened_file,) = owned.take(file(path, os.O_RDWR))
+    os.ftruncate(opened_file, num_bytes)
+    return mmap.mmap(opened_file, num_bytes), owned
 
 
 def make_dir(path: Path, *, exist_ok: bool = True) -> None:

@@ -6,6 +6,7 @@ The first touch of each page costs a page fault. With pages of 4 KB, these fault
 from __future__ import annotations
 
 import mmap
+import sys
 from contextlib import suppress
 from typing import Any
 
@@ -17,6 +18,8 @@ ALIGNMENT = 64
 """In bytes: columns start at a cache line."""
 _LEAST = 4 << 20  # bytes; smaller memory gains nothing from large pages
 _LARGE_PAGE = 2 << 20
+# Python names this flag of Linux from 3.13 on. Without it, the system refuses more address space than it has memory.
+_NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
 
 
 def zeroed(num_bytes: int) -> Array:
@@ -48,8 +51,21 @@ def mapped(num_bytes: int) -> Array:
     return np.frombuffer(_mapping(num_bytes), np.uint8)
 
 
-def _mapping(num_bytes: int) -> mmap.mmap:
+def reserved(num_bytes: int) -> Array:
+    """Return 1 or more zeroed bytes of address space, which take memory only where they are written.
+
+    Raises:
+        MemoryError: the system refuses.
+    """
+    region = _mapping(num_bytes, _NO_RESERVE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):
+            region.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(region, np.uint8)
+
+
+def _mapping(num_bytes: int, flags: int = 0) -> mmap.mmap:
     try:
-        return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | flags)
     except OSError as cause:
         raise MemoryError(f"the system refuses {num_bytes:,} bytes of memory: {cause}") from cause

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gleanrl._arrays.schema import Field
+from gleanrl.data.replay_buffers.storages.allocators import ExistingColumns
 from gleanrl.data.replay_buffers.storages.columns import (
     ColumnStore,
     DeviceColumns,
@@ -131,6 +132,10 @@ def test_slots_outside_the_columns_raise_and_change_nothing():
 
 def test_the_device_decides_the_kind():
     field = Field(torch.Size([]), torch.float32)
-    assert type(column_store([field], [torch.zeros(2)], True, 2)) is OwnColumns
-    assert type(column_store([field], [torch.zeros(2)], False, 2)) is UserColumns
-    assert type(column_store([field], [torch.zeros(2, device="meta")], True, 2)) is DeviceColumns
+
+    def kind(column, exclusive):
+        return type(column_store(ExistingColumns([column], exclusive), [("x",)], [field], 2))
+
+    assert kind(torch.zeros(2), True) is OwnColumns
+    assert kind(torch.zeros(2), False) is UserColumns
+    assert kind(torch.zeros(2, device="meta"), True) is DeviceColumns

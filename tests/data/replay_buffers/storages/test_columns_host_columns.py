@@ -319,7 +319,7 @@ def test_leaves_are_checked_by_the_core_or_in_python(by, column, seen, monkeypat
     assert store.fits([leaf], lead) is by_core
     asked = []
     monkeypatch.setattr(
-        HostColumns, "_sources", lambda self, leaves: asked.append(leaves) or [leaf.data_ptr()]
+        HostColumns, "addresses", lambda self, leaves: asked.append(leaves) or [leaf.data_ptr()]
     )
     store.write(0, 3, [leaf])
     assert bool(asked) is not by_core

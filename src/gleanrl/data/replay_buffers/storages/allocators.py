@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 from urllib.parse import quote
 
 import numpy as np
@@ -23,7 +23,11 @@ from gleanrl._os.hugepages import ALIGNMENT
 from gleanrl.errors import CapacityError, UnsupportedError
 
 _GENERATION_BYTES = 8
+_SPARE = "observations that the next step doesn't repeat need them: lower max_size, or leave out compact"
 _LONGEST_NAME = 240  # of a file's 255 bytes, the ending left out
+
+
+Reach: TypeAlias = Callable[[int], None]
 
 
 class Allocator(Protocol):
@@ -124,6 +128,44 @@ class HeapAllocator:
             for start, f in zip(starts, fields, strict=False)
         ]
 
+    def sparse(
+        self, paths: Sequence[KeyPath], fields: Sequence[Field], num_rows: int, more_rows: Sequence[int]
+    ) -> tuple[list[torch.Tensor], Reach]:
+        """Return zeroed columns ``[num_rows + more, *field]`` on the CPU, with spare rows behind the first `num_rows`.
+
+        Spare rows take neither memory nor disk space yet. Before the first write to them, call the returned function
+        with the row after the last one that will be used. It raises `CapacityError` if there is too little room.
+
+        Args:
+            paths: see `__call__`.
+            fields: see `__call__`.
+            num_rows: the number of rows that are reserved now.
+            more_rows: the number of spare rows of each column.
+        """
+        check_room(
+            "memory", _total(fields, num_rows), proc.available_memory(), num_rows, "use LazyMemmapStorage"
+        )
+        plain = [field for field, more in zip(fields, more_rows, strict=True) if not more]
+        others = iter(self((), plain, num_rows) if plain else ())
+        columns = []
+        for field, more in zip(fields, more_rows, strict=True):
+            rows = num_rows + more
+            columns.append(
+                as_column(zeroed(rows * field.row_bytes, rows, hugepages.reserved), field, rows)
+                if more
+                else next(others)
+            )
+        row_bytes = sum(field.row_bytes for field, more in zip(fields, more_rows, strict=True) if more)
+        usable = num_rows
+
+        def reach(stop: int) -> None:
+            nonlocal usable
+            needed = (stop - usable) * row_bytes
+            check_room("memory", needed, proc.available_memory(), stop - usable, _SPARE)
+            usable = stop
+
+        return columns, reach
+
     def discard(self) -> None:
         """Do nothing, because the memory is freed with the columns."""
 
@@ -201,14 +243,26 @@ class FileAllocator:
             UnsupportedError: a file of a column exists, and `replace` is False.
             OSError: the directory can't be made.
         """
+        return self._mapped(paths, fields, num_rows, _map_column)
+
+    def _mapped(
+        self, paths: Sequence[KeyPath], fields: Sequence[Field], num_rows: int, *options: Any
+    ) -> list[torch.Tensor]:
         if self.directory is not None:
-            return self._map_all(self.directory, paths, fields, num_rows)
+            return self._map_all(self.directory, paths, fields, num_rows, *options)
         with fs.temporary_dir("gleanrl-columns-") as nameless:
-            return self._map_all(Path(nameless), paths, fields, num_rows)
+            return self._map_all(Path(nameless), paths, fields, num_rows, *options)
 
     def _map_all(
-        self, directory: Path, paths: Sequence[KeyPath], fields: Sequence[Field], num_rows: int
+        self,
+        directory: Path,
+        paths: Sequence[KeyPath],
+        fields: Sequence[Field],
+        num_rows: int,
+        map_column: Callable[..., torch.Tensor],
+        *more: Sequence[Any],
     ) -> list[torch.Tensor]:
+        """Return columns by `map_column`, which also gets the elements of `more` for each column."""
         files = [file_of(directory, path) for path in paths]
         existing = [file for file in files if file.exists()]
         if existing and not self.replace:
@@ -229,7 +283,8 @@ class FileAllocator:
             for file in existing:
                 fs.remove_file(file)
             return [
-                _map_column(file, field, num_rows, made) for file, field in zip(files, fields, strict=True)
+                map_column(file, field, num_rows, made, *others)
+                for file, field, *others in zip(files, fields, *more, strict=True)
             ]
         except OSError as cause:
             raise CapacityError(
@@ -241,6 +296,37 @@ class FileAllocator:
             if len(made) < len(files):
                 self.discard()
 
+    def sparse(
+        self, paths: Sequence[KeyPath], fields: Sequence[Field], num_rows: int, more_rows: Sequence[int]
+    ) -> tuple[list[torch.Tensor], Reach]:
+        """Return zeroed columns in sparse files; see `HeapAllocator.sparse`."""
+        opened: list[tuple[fs.Descriptors, int]] = []
+
+        def map_column(file: Path, field: Field, num_rows: int, made: list[Path], more: int) -> torch.Tensor:
+            column = _map_column(file, field, num_rows, made)
+            if not more:
+                return column
+            region, descriptors = fs.map_sparse(file, (num_rows + more) * field.row_bytes)
+            opened.append((descriptors, field.row_bytes))
+            return as_column(np.frombuffer(region, np.uint8), field, num_rows + more)
+
+        columns = self._mapped(paths, fields, num_rows, map_column, more_rows)
+
+        usable = num_rows
+
+        def reach(stop: int) -> None:
+            nonlocal usable
+            try:
+                for descriptors, row_bytes in opened:
+                    fs.reserve(descriptors.all[0], stop * row_bytes, usable * row_bytes)
+            except OSError as cause:
+                raise CapacityError(
+                    f"can't reserve {stop - num_rows} spare rows: {cause}; {_SPARE}"
+                ) from cause
+            usable = stop
+
+        return columns, reach
+
     def discard(self) -> None:
         """Remove the files of the last call, and the subdirectory of `another`. Failures are ignored."""
         for file in self._made:
@@ -251,18 +337,21 @@ class FileAllocator:
                 fs.remove_tree(self.directory)
 
 
-def zeroed(num_bytes: int, num_rows: int) -> np.ndarray[Any, Any]:
+def zeroed(
+    num_bytes: int, num_rows: int, make: Callable[[int], np.ndarray[Any, Any]] = hugepages.zeroed
+) -> np.ndarray[Any, Any]:
     """Return `num_bytes` zeroed bytes (see `hugepages.zeroed`).
 
     Args:
         num_bytes: the bytes of all rows together.
         num_rows: the number of rows, for the error message only.
+        make: allocates the bytes.
 
     Raises:
         CapacityError: the system refuses the memory.
     """
     try:
-        return hugepages.zeroed(num_bytes)
+        return make(num_bytes)
     except MemoryError as cause:
         raise CapacityError(f"{num_rows} rows: {cause}") from cause
 

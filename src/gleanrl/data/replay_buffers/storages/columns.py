@@ -32,6 +32,7 @@ from gleanrl._arrays.ragged import Leaf, ObjectColumn
 from gleanrl._arrays.sample_tensors import Made, maker
 from gleanrl._arrays.schema import Field, Schema, numpy_twin, numpy_view
 from gleanrl._arrays.tensordicts import Path
+from gleanrl.data.replay_buffers.storages.allocators import Allocator
 from gleanrl.data.replay_buffers.storages.record_format import in_memory
 from gleanrl.errors import SchemaError, UnsupportedError
 
@@ -146,6 +147,9 @@ class ColumnStore(ABC):
             them. They are never handed to users (see `views`).
     """
 
+    can_widen = True
+    """Whether columns can be added to these."""
+
     def __init__(self, fields: Sequence[Field], columns: Sequence[torch.Tensor]) -> None:
         self.fields = tuple(fields)
         self.columns = list(columns)
@@ -172,6 +176,16 @@ class ColumnStore(ABC):
             SchemaError: the user made a tensor under a column too small.
             UnsupportedError: the columns are read-only.
         """
+
+    def check_writable(self) -> None:
+        """Raise what `ready` would raise for columns that can't be written."""
+        self.ready(self.columns)
+
+    def take(self, columns: Sequence[torch.Tensor]) -> None:
+        """Copy the rows of other columns, ``[rows, *field]``, to the first rows."""
+        self.begin()
+        for column, source in zip(self.columns, columns, strict=True):
+            column[: source.shape[0]].copy_(source)
 
     @abstractmethod
     def part(self, leaves: list[torch.Tensor]) -> None:
@@ -208,6 +222,10 @@ class ColumnStore(ABC):
             flags: columns of end flags.
         """
         return None
+
+    def of_parent(self) -> ColumnStore:
+        """Return the columns for a forked child whose parent keeps writing to them, for reading only."""
+        return ParentsColumns(self.fields, self.columns)
 
     def views(self, lead: torch.Size, index: tuple[int | slice, ...] = ()) -> list[torch.Tensor]:
         """Return live views of the first rows in the shape ``[*lead, *field]``, at a basic index of `lead`."""
@@ -301,6 +319,9 @@ class NoColumns(ColumnStore):
         """Return an empty list."""
         return []
 
+    def take(self, columns: Sequence[torch.Tensor]) -> None:
+        """Do nothing."""
+
     def part(self, leaves: list[torch.Tensor]) -> None:
         """Do nothing."""
 
@@ -358,10 +379,19 @@ class CopyPlan(NamedTuple):
 
 
 class HostColumns(ColumnStore):
-    """Columns in CPU memory or in mapped files."""
+    """Columns in CPU memory or in mapped files.
 
-    def __init__(self, fields: Sequence[Field], columns: Sequence[torch.Tensor]) -> None:
+    Args:
+        fields: see `ColumnStore`.
+        columns: see `ColumnStore`.
+        num_rows: the row numbers to accept, if columns differ in length. The caller then checks them for short columns.
+    """
+
+    def __init__(
+        self, fields: Sequence[Field], columns: Sequence[torch.Tensor], num_rows: int | None = None
+    ) -> None:
         super().__init__(fields, columns)
+        self.num_rows = self.num_rows if num_rows is None else num_rows
         self._register()
         self._lazy = [
             dtype in _MAY_BE_LAZY or dtype.is_complex for dtype in (field.dtype for field in fields)
@@ -393,11 +423,11 @@ class HostColumns(ColumnStore):
 
     def write(self, start: int, count: int, leaves: list[torch.Tensor]) -> None:
         """Copy with at most two memory copies for each column."""
-        self._native.write(start, count, self._sources(leaves))
+        self._native.write(start, count, self.addresses(leaves))
 
     def put(self, slots: torch.Tensor, leaves: list[torch.Tensor]) -> None:
         """Copy row by row in the order of `slots`."""
-        self._native.put(slots.data_ptr(), slots.shape[0], self._sources(leaves))
+        self._native.put(slots.data_ptr(), slots.shape[0], self.addresses(leaves))
 
     def gather(self, indices: tuple[torch.Tensor, ...], wanted: Sources | None = None) -> list[torch.Tensor]:
         """Fetch all leaves in one native call, which releases the interpreter lock."""
@@ -413,9 +443,9 @@ class HostColumns(ColumnStore):
 
     def part(self, leaves: list[torch.Tensor]) -> None:
         """Replace leaves in the list whose memory begins inside a column by copies."""
-        self._sources(leaves)
+        self.addresses(leaves)
 
-    def _sources(self, leaves: list[torch.Tensor]) -> list[int]:
+    def addresses(self, leaves: list[torch.Tensor]) -> list[int]:
         """Replace leaves inside the columns by copies, as `part` does, and return the addresses of all leaves."""
         low, high = self._low, self._high
         addresses = list(map(_address, leaves))
@@ -445,7 +475,7 @@ class OwnColumns(HostColumns):
         super().__init__(fields, columns)
         self.live_views = LiveViews()
         self._arrays = [numpy_view(column) for column in columns]
-        self._by_core = _written_by_core(self.columns)
+        self._by_core = written_by_core(self.columns)
 
     def fits(self, leaves: list[torch.Tensor], lead: torch.Size) -> bool:
         """Let the core compare the leaves' shapes and dtypes; see `ColumnStore.fits`."""
@@ -482,7 +512,7 @@ def _copied(leaf: torch.Tensor) -> torch.Tensor:
     return leaf.view(numpy_twin(leaf.dtype)).clone().view(leaf.dtype)
 
 
-def _written_by_core(columns: list[torch.Tensor]) -> TensorColumns | None:
+def written_by_core(columns: list[torch.Tensor]) -> TensorColumns | None:
     """Return a writer that reads tensors' addresses in the core, or None if the core can't read these columns."""
     if EXCHANGE is None or any(column.is_complex() for column in columns):  # leaves may be lazy conjugates
         return None
@@ -565,21 +595,26 @@ class ParentsColumns(OwnColumns):
 
 
 def column_store(
-    fields: Sequence[Field], columns: Sequence[torch.Tensor], exclusive: bool, num_rows: int
+    allocate: Allocator, paths: Sequence[Path], fields: Sequence[Field], num_rows: int
 ) -> ColumnStore:
-    """Return the store for columns on the CPU or on another device.
+    """Make columns and return their store, on the CPU or on another device.
 
     Args:
+        allocate: makes the columns.
+        paths: the paths of the leaves.
         fields: the leaves.
-        columns: see `ColumnStore`.
-        exclusive: whether only the store holds tensors over the columns' torch storages.
         num_rows: the number of rows of each column.
+
+    Raises:
+        CapacityError: there is too little memory or disk space.
+        UnsupportedError: a file of a column exists already.
     """
+    columns = allocate(paths, fields, num_rows)
     if not columns:
         return NoColumns(num_rows)
     if not columns[0].is_cpu:
         return DeviceColumns(fields, columns)
-    return OwnColumns(fields, columns) if exclusive else UserColumns(fields, columns)
+    return OwnColumns(fields, columns) if allocate.exclusive else UserColumns(fields, columns)
 
 
 def repeated(data: Any, shape: torch.Size, item_shape: torch.Size) -> Any:

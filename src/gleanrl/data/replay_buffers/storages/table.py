@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 
 from gleanrl._arrays.ragged import Leaf, ObjectColumn
-from gleanrl._arrays.schema import new_column
+from gleanrl._arrays.schema import Field, new_column
 from gleanrl._arrays.tensordicts import Path, as_key
 from gleanrl._os.interrupts import renew_in_child
 from gleanrl.data.replay_buffers.storages.allocators import Allocator, ExistingColumns
 from gleanrl.data.replay_buffers.storages.columns import (
     ColumnSource,
-    ParentsColumns,
+    ColumnStore,
     StoredSchema,
     column_store,
 )
@@ -25,6 +25,7 @@ from gleanrl.data.trajectories import take_rows
 from gleanrl.errors import UnsupportedError
 
 _CPU = torch.device("cpu")
+StoreMaker: TypeAlias = Callable[[Allocator, Sequence[Path], Sequence[Field], int], ColumnStore]
 
 
 class Table:
@@ -35,13 +36,19 @@ class Table:
         num_rows: the number of rows.
         allocate: makes the columns.
         device: the device of tensors in lists, if there are no columns; otherwise they are on the columns' device.
+        store: makes the columns by the allocator and returns their store.
 
     Raises:
         CapacityError: there is too little memory or disk space.
     """
 
     def __init__(
-        self, form: RecordFormat, num_rows: int, allocate: Allocator, device: torch.device = _CPU
+        self,
+        form: RecordFormat,
+        num_rows: int,
+        allocate: Allocator,
+        device: torch.device = _CPU,
+        store: StoreMaker = column_store,
     ) -> None:
         self.form = form
         self.build = form.builder()
@@ -50,9 +57,8 @@ class Table:
         self.stored = StoredSchema(form.schema)
         stored = [*zip(self.stored.paths, self.stored.fields, strict=True)]
         dense = [(path, field) for path, field in stored if not field.is_list]
-        columns = allocate([path for path, _ in dense], [field for _, field in dense], num_rows)
-        self.columns = column_store([field for _, field in dense], columns, allocate.exclusive, num_rows)
-        self.device = columns[0].device if columns else device
+        self.columns = store(allocate, [path for path, _ in dense], [field for _, field in dense], num_rows)
+        self.device = self.columns.columns[0].device if self.columns.columns else device
         """The device of the columns, with its index: ``cuda:0``."""
         self.lists: dict[Path, ObjectColumn] = dict(
             zip(
@@ -83,7 +89,7 @@ class Table:
     def after_fork(self, lineage: tuple[int, ...]) -> None:
         """Make the columns read-only in a forked child, and leave their files to the parent."""
         if self.columns.columns:
-            self.columns = ParentsColumns(self.columns.fields, self.columns.columns)
+            self.columns = self.columns.of_parent()
         self._undo.detach()
 
     def widened(self, form: RecordFormat, allocate: Allocator) -> Table:
@@ -91,9 +97,14 @@ class Table:
 
         Raises:
             CapacityError: there is too little memory or disk space.
-            UnsupportedError: a file of a new column exists already (see `FileAllocator`).
+            UnsupportedError: a file of a new column exists already (see `FileAllocator`), or the columns are compact.
         """
         rows, schema = self.columns.num_rows, form.schema
+        if not self.columns.can_widen:  # readers that hold no lock would still use the old columns
+            raise UnsupportedError(
+                "a compact storage can't get new keys after the first write; write the keys with the first records, or "
+                "build the storage without compact"
+            )
         new = schema.paths[len(self.form.schema) :]
         dense = [path for path in new if path not in schema.lists]
         columns = allocate(dense, [schema[path] for path in dense], rows) if dense else []
@@ -253,6 +264,8 @@ class Table:
 
     def take(self, columns: Sequence[Leaf]) -> None:
         """Copy the rows of other columns, ``[rows, *field]``, to the first rows; use the mask if some are padding."""
-        for column, source in zip(self.all, columns, strict=True):
-            column[: source.shape[0]].copy_(source)
+        dense, lists = self._parted(list(columns))
+        self.columns.take(dense)
+        for objects, source in zip(self.lists.values(), lists, strict=True):
+            objects[: source.shape[0]].copy_(source)
         self.watch_mask(columns)

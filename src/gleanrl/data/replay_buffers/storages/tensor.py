@@ -35,7 +35,8 @@ from gleanrl.data.replay_buffers.storages.allocators import (
     file_of,
 )
 from gleanrl.data.replay_buffers.storages.base import Prepared, Storage, count_all_as_written
-from gleanrl.data.replay_buffers.storages.columns import apart, plain, repeated
+from gleanrl.data.replay_buffers.storages.columns import apart, column_store, plain, repeated
+from gleanrl.data.replay_buffers.storages.compact import CompactStorage
 from gleanrl.data.replay_buffers.storages.indexing import basic_index, column_of, is_key, slots_at
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat, in_memory
 from gleanrl.data.replay_buffers.storages.record_formats import (
@@ -53,7 +54,7 @@ from gleanrl.data.replay_buffers.storages.snapshots import (
     read_records,
     stored_rows,
 )
-from gleanrl.data.replay_buffers.storages.table import Table
+from gleanrl.data.replay_buffers.storages.table import StoreMaker, Table
 from gleanrl.data.trajectories import take_rows
 from gleanrl.errors import (
     EmptyBufferError,
@@ -184,10 +185,16 @@ class TensorStorage(Storage):
             self.allocator = HeapAllocator(device)
 
     def _make_table(self, form: RecordFormat, batch: torch.Size) -> Table:
-        table = Table(form, self.steps_that_fit(batch) * batch.numel(), self.allocator, self.device)
+        streams = batch.numel()
+        rows, store = self.steps_that_fit(batch) * streams, self._store_for(streams)
+        table = Table(form, rows, self.allocator, self.device, store)
         if self.ndim > 1:  # with one dimension, writes drop padding rows
             table.watch_mask()
         return table
+
+    def _store_for(self, streams: int) -> StoreMaker:
+        """Return the function that makes the columns, for steps of so many rows."""
+        return column_store
 
     def _begin(self, table: Table, batch: torch.Size) -> None:
         table.keep()
@@ -274,7 +281,7 @@ class TensorStorage(Storage):
             self._settle(torch.device("cpu"))
             target = self._make_table(form, torch.Size(value.batch_shape))
         else:
-            self._check_form(form, value)
+            self.check_form(form, value)
             if isinstance(self.allocator, FileAllocator):
                 target = Table(table.form, table.columns.num_rows, self.allocator.another())
         if target is None:
@@ -303,7 +310,7 @@ class TensorStorage(Storage):
     def _turned(self, content: Records, rows: int) -> Records:
         return content.turned(rows)
 
-    def _check_form(self, form: RecordFormat, state: StorageState) -> None:
+    def check_form(self, form: RecordFormat, state: StorageState) -> None:
         """Raise `SchemaError` if such records can't be loaded, `UnsupportedError` if the columns are read-only."""
         table = table_of(self)
         if not table.form.same_as(form) or state.batch_shape != self.batch_shape:
@@ -311,7 +318,7 @@ class TensorStorage(Storage):
                 f"load_state_dict: the state's schema {form.schema!r} with batch {state.batch_shape} isn't "
                 f"this storage's {table.form.schema!r} with batch {tuple(self.batch_shape)}; load it into a new storage"
             )
-        table.columns.ready(table.columns.columns)  # raises if the columns are read-only
+        table.columns.check_writable()
 
     def _plain_content(self, content: Records | LiveRecords | None) -> dict[str, Any]:
         if content is None:
@@ -346,7 +353,7 @@ class TensorStorage(Storage):
                 return replace(rows.into(new_table), there=True)
             table = self._make_table(rows.form, batch)
         else:
-            self._check_form(rows.form, state)
+            self.check_form(rows.form, state)
         return rows.into(table)
 
     def _take_content(self, content: Records | None, rows: int) -> None:
@@ -620,10 +627,15 @@ class LazyTensorStorage(TensorStorage):
         ndim: the number of leading batch dimensions of the data that are slots; the first is time.
         compilable: has no effect, see `ListStorage`.
         consolidated: has no effect, because all columns are in one region of memory anyway.
+        compact: whether an outcome ``("next", key)`` that the following step's ``key`` repeats is stored once (see
+            `CompactColumns`). Entries whose rows have 16 bytes or more and are no end flags are compared, bit for bit.
+            Batches are the same. Indexing returns copies of these entries instead of live views, and keys can't be
+            added after the first write.
 
     Raises:
         InvalidArgumentError: `max_size`, `device` or `ndim` has a bad value.
-        UnsupportedError: the device is ``"meta"``.
+        UnsupportedError: the device is ``"meta"``, or `compact` is used with another device than the CPU or in a
+            derived class.
 
     Examples:
         >>> import torch
@@ -642,10 +654,15 @@ class LazyTensorStorage(TensorStorage):
         ndim: int = 1,
         compilable: bool = False,
         consolidated: bool = False,
+        compact: bool = False,
     ) -> None:
         target = usable_device("cpu" if device == "auto" else device)
         if target.type == "meta":
             raise UnsupportedError("device: meta tensors hold no data; use a real device")
+        if compact:
+            if target.type != "cpu" or device == "auto":
+                raise UnsupportedError(f'compact: expected device="cpu", got {device!r}; leave out compact')
+            _compacted(self, LazyTensorStorage, CompactTensorStorage)
         self._open(max_size, HeapAllocator(target), target, ndim, device == "auto")
 
 
@@ -665,6 +682,7 @@ class LazyMemmapStorage(TensorStorage):
         existsok: whether the first write replaces existing files in `scratch_dir`. Their content is lost. A storage
             that has the old files mapped keeps them.
         compilable: has no effect, see `ListStorage`.
+        compact: see `LazyTensorStorage`. Forked processes can't read a compact storage.
 
     The tensors in ``storage._storage`` have an attribute `filename`, which is None for files without a name.
 
@@ -691,6 +709,7 @@ class LazyMemmapStorage(TensorStorage):
         ndim: int = 1,
         existsok: bool = False,
         compilable: bool = False,
+        compact: bool = False,
     ) -> None:
         if str(device).partition(":")[0] != "cpu":
             raise InvalidArgumentError(
@@ -698,6 +717,8 @@ class LazyMemmapStorage(TensorStorage):
             )
         if scratch_dir is not None and not isinstance(scratch_dir, (str, os.PathLike)):
             raise InvalidTypeError(f"scratch_dir: expected a path, got {scratch_dir!r}")
+        if compact:
+            _compacted(self, LazyMemmapStorage, CompactMemmapStorage)
         self.scratch_dir = None if scratch_dir is None else FilePath(scratch_dir)
         allocator = FileAllocator(self.scratch_dir, existsok)
         self._open(max_size, allocator, torch.device("cpu"), ndim)
@@ -748,3 +769,21 @@ def first_table(
     table = storage._make_table(form, batch)
     to_the_end(lambda: storage._begin(table, batch))
     return table, there
+
+
+class CompactTensorStorage(CompactStorage, LazyTensorStorage):
+    """The class of ``LazyTensorStorage(compact=True)``."""
+
+
+class CompactMemmapStorage(CompactStorage, LazyMemmapStorage):
+    """The class of ``LazyMemmapStorage(compact=True)``."""
+
+
+def _compacted(storage: TensorStorage, plain_kind: type[TensorStorage], kind: type[TensorStorage]) -> None:
+    """Make a storage compact before its first write."""
+    if type(storage) not in (plain_kind, kind):
+        raise UnsupportedError(
+            f"compact: expected a {plain_kind.__name__}, got the derived class {type(storage).__name__}; leave out "
+            "compact"
+        )
+    storage.__class__ = kind
