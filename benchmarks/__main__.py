@@ -16,6 +16,7 @@ from rich.console import Console
 from benchmarks import (
     checkpoint,
     collection,
+    compact,
     datasets,
     device_replay,
     devices,
@@ -54,6 +55,8 @@ EVERYTHING: tuple[Case | Gauge, ...] = (
     *instructions.GAUGES,
     *sweep.CASES,
     *memory.GAUGES,
+    *compact.CASES,
+    *compact.GAUGES,
     *programs.GAUGES,
     *checkpoint.CASES,
     *checkpoint.GAUGES,
