@@ -625,6 +625,25 @@ def test_batches_are_right_while_a_writer_moves_outcomes(ahead: int | None) -> N
     buffer.storage.check_valid()
 
 
+@pytest.mark.parametrize("way", ["ring", "slots"])
+def test_snapshots_keep_outcomes_that_move_after_them(way: str) -> None:
+    width = 40_000  # a snapshot copies pieces of 256 KB, so each row is one
+    storage = compact(12)
+    buffer = parts.ReplayBuffer(storage=storage)
+    buffer.extend(chained(17, width=width))
+    before, value = storage.get(slice(None)).clone(), storage.snapshot()
+    if way == "ring":
+        for t in range(17, 21):  # the newest step's outcome leaves its spare row, which is used again
+            buffer.add(chained(1, t, width=width)[0])
+    else:
+        storage.set(
+            [9, 2], chained(2, 800, width=width)
+        )  # the outcomes of slots 8 and 1 leave the slots behind them
+    other = parts.LazyTensorStorage(12)
+    other.load_state_dict(storage.plain_state(value))
+    assert bits_of(other.get(slice(None))) == bits_of(before)
+
+
 class Overtaken:
     """Columns whose rows are read after a writer has been called, once for each read."""
 
