@@ -75,9 +75,8 @@ def test_files_of_another_program_do_not_count(other_program):
     for _ in range(50):
         assert Holdings.now().shared_memory <= before.shared_memory
     before.check()
-    found = shared_memory([other_program])  # one of the short-lived files may be among them
-    assert f"torch_{other_program}_0_0" in found
-    assert all(name.startswith(f"torch_{other_program}_") for name in found)
+    # Short-lived files, and files that an earlier process with this number left, may be among the found ones.
+    assert f"torch_{other_program}_0_0" in shared_memory([other_program])
 
 
 @pytest.mark.parametrize("name", ["torch_{pid}_12_0", "pym-{pid}-abc", "gleanrl-tests-leak"])
