@@ -25,6 +25,7 @@ from gleanrl.errors import (
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("agg")
+pytest.importorskip("matplotlib.pyplot")  # each test can run alone
 
 
 @pytest.fixture(autouse=True)
