@@ -13,6 +13,7 @@ import numpy as np
 from gleanrl import _util
 from gleanrl.data.datasets.opening import open_buffer
 from gleanrl.data.datasets.show import Array, first_slots, priorities_of, returns_of
+from gleanrl.data.replay_buffers.describe import StoredEpisodes
 from gleanrl.data.replay_buffers.replay_buffer import ReplayBuffer
 from gleanrl.errors import InvalidTypeError, MissingKeyError, UnsupportedError
 
@@ -41,21 +42,24 @@ def returns(data: Any, ax: Any = None, window: int = 20) -> Any:
         Exception: an error of `open_buffer`, or of `ReplayBuffer.episodes`.
     """
     buffer = _buffer(data)
-    series = returns_of(buffer.episodes())
+    episodes = buffer.episodes()
+    series = returns_of(episodes)
     if not series and len(buffer):
         raise MissingKeyError(f"returns: expected a reward, got the keys {[*buffer.describe()]}")
-    return _by_time(ax, buffer, series, "return", window)
+    return _by_time(ax, buffer.storage, episodes, series, "return", window)
 
 
 def lengths(data: Any, ax: Any = None, window: int = 20) -> Any:
     """Draw the length of each stored episode, like `returns`; the errors are the same."""
     buffer = _buffer(data)
-    return _by_time(ax, buffer, {"length": buffer.episodes().length.numpy()}, "length", window)
+    episodes = buffer.episodes()
+    return _by_time(ax, buffer.storage, episodes, {"length": episodes.length.numpy()}, "length", window)
 
 
-def _by_time(ax: Any, buffer: ReplayBuffer, series: dict[str, Array], label: str, window: int) -> Any:
+def _by_time(
+    ax: Any, storage: Any, episodes: StoredEpisodes, series: dict[str, Array], label: str, window: int
+) -> Any:
     window = _util.positive("window", window)
-    episodes, storage = buffer.episodes(), buffer.storage
     step = first_slots(storage, episodes) // max(storage.rows_per_step, 1)
     end = (step - storage.oldest_step) % storage.capacity_steps + episodes.length.numpy()
     order = np.argsort(end, kind="stable")

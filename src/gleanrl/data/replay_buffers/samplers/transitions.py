@@ -43,7 +43,7 @@ def redrawn(
     Args:
         slots: drawn slots, ``(n,)`` int64.
         excluded: returns which slots may not be drawn, ``(n,)`` bool; None for none.
-        draw: returns as many new slots as it is told.
+        draw: returns new slots, ``(n,)`` int64, for a number `n`.
         check_any: called once after `MOST_TRIES` draws; it raises if all rows are excluded.
     """
     tries = 0

@@ -63,7 +63,7 @@ class Pieces(NamedTuple):
         return cls(start, count, numbers)
 
     def put_into(self, known: Numbers) -> None:
-        """Store the numbers in those of all rows, ``(capacity, streams)``."""
+        """Write the numbers into `known`, the numbers of all rows, ``(capacity, streams)``."""
         first, count, numbers = self
         known[first : first + count] = numbers
         if first + count > len(known):
