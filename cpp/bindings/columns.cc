@@ -84,6 +84,25 @@ bool put_shared(SharedRows& self, std::uintptr_t index, std::int64_t n, nb::hand
   return true;
 }
 
+void gather_shared(const SharedRows& self, std::uintptr_t index, std::int64_t n, nb::handle out, nb::handle wanted) {
+  const auto rows = array_at<std::int64_t>("gather", index, n);
+  const auto to = read_addresses<std::byte*>(out);
+  if (wanted.is_none()) {
+    run(is_long(n, self.row_bytes()), [&] { self.gather(rows, to, self.all_leaves()); });
+  } else {
+    const auto leaves = read_list<std::int64_t>(wanted, as_number);
+    run(is_long(n, self.row_bytes()), [&] { self.gather(rows, to, leaves); });
+  }
+}
+
+std::vector<SharedRows::Stack> read_stacks(nb::handle frames, nb::handle pieces) {
+  const auto counts = read_list<std::int64_t>(frames, as_number), parts = read_list<std::int64_t>(pieces, as_number);
+  if (counts.size() != parts.size()) throw std::invalid_argument("SharedRows: frames and pieces differ in length");
+  std::vector<SharedRows::Stack> stacks;
+  for (std::size_t i = 0; i < counts.size(); ++i) stacks.push_back({counts[i], parts[i]});
+  return stacks;
+}
+
 nb::object shared_seams(const SharedRows& self, std::int64_t newest, std::int64_t steps, std::int64_t streams,
                         nb::handle src) {
   const auto from = read_addresses<const std::byte*>(src);
@@ -123,13 +142,16 @@ void bind_columns(nb::module_& m) {
            "Write n rows from the arrays at `src` to rows index[0:n]; of equal numbers the last one wins.")
       .def_static(
           "sharing",
-          [](nb::handle bases, nb::handle row_bytes, nb::handle outcomes, nb::handle roots, std::int64_t num_slots,
-             std::int64_t streams, std::uintptr_t places) {
+          [](nb::handle bases, nb::handle row_bytes, nb::handle outcomes, nb::handle roots, nb::handle frames,
+             nb::handle pieces, std::int64_t num_slots, std::int64_t streams, std::uintptr_t places,
+             std::uintptr_t heads) {
             return SharedRows(read_addresses<std::byte*>(bases), read_list<std::int64_t>(row_bytes, as_number),
-                              read_pairs(outcomes, roots), num_slots, streams,
-                              room_at<std::uint32_t>("places", places, num_slots));
+                              read_pairs(outcomes, roots), read_stacks(frames, pieces), num_slots, streams,
+                              room_at<std::uint32_t>("places", places, num_slots),
+                              heads == 0 ? nullptr : room_at<std::uint32_t>("heads", heads, num_slots));
           },
-          "bases"_a, "row_bytes"_a, "outcomes"_a, "roots"_a, "num_slots"_a, "streams"_a, "places"_a,
+          "bases"_a, "row_bytes"_a, "outcomes"_a, "roots"_a, "frames"_a, "pieces"_a, "num_slots"_a, "streams"_a,
+          "places"_a, "heads"_a,
           "Return rows in which an outcome that the following root repeats is stored once.");
 
   nb::class_<SharedRows>(m, "_SharedRows", "Rows in which an outcome that the following root repeats is stored once.")
@@ -141,7 +163,8 @@ void bind_columns(nb::module_& m) {
              for (const std::uint32_t row : self.free()) rows.append(row);
              return rows;
            })
-      .def("reach", &SharedRows::reach, "n"_a, "The row after the last one that a write of n rows may use.")
+      .def("reach", &SharedRows::reach, "n"_a, "by_slot"_a = false,
+           "The row after the last one that a write, or with `by_slot` a put, of n rows may use.")
       .def("write", &write_shared, "start"_a, "n"_a, "src"_a, "in_place"_a = false,
            "Write n rows from the arrays at `src` to the slots start, start + 1, ..., around the end of the ring. "
            "Return "
@@ -149,12 +172,8 @@ void bind_columns(nb::module_& m) {
       .def("put", &put_shared, "index"_a, "n"_a, "src"_a,
            "Write n rows from the arrays at `src` to the slots index[0:n]; of equal numbers the last one wins. Return "
            "False and write nothing if an array is part of a column.")
-      .def(
-          "find",
-          [](const SharedRows& self, std::uintptr_t index, std::int64_t n, std::uintptr_t out) {
-            self.find(array_at<std::int64_t>("find", index, n), room_at<std::int64_t>("find", out, n));
-          },
-          "index"_a, "n"_a, "out"_a, "Copy the places of the slots index[0:n] to out[0:n].")
+      .def("gather", &gather_shared, "index"_a, "n"_a, "out"_a, "wanted"_a = nb::none(),
+           "Copy rows index[0:n] of the wanted leaves (all by default) into the arrays at `out`.")
       .def("forget", &SharedRows::forget, "Forget all rows.")
       .def(
           "watch",

@@ -7,85 +7,227 @@
 #include <utility>
 
 #include "boundaries.h"
+#include "checks.h"
 
 namespace gleanrl {
 
 using std::int64_t;
+using std::size_t;
 
 namespace {
 
+// Heads from kFollows on tell that the older frames are in the slots of the steps before: kFollows + 2 * b + zeros, if
+// the frames up to b steps before are there, and all older ones repeat the oldest of them, or are zeros.
+constexpr std::uint32_t kFollows = 0xFFFF0000;
+constexpr std::uint32_t kEmpty = kFollows + 1;
+constexpr int64_t kMostFrames = 0x7FFF;
+constexpr size_t kLine = 64, kLinesAhead = 64;
+
 bool equal(const std::byte* left, const std::byte* right, int64_t bytes) {
-  return std::memcmp(left, right, static_cast<std::size_t>(bytes)) == 0;
+  return std::memcmp(left, right, static_cast<size_t>(bytes)) == 0;
 }
 
 void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
-  std::memcpy(to, from, static_cast<std::size_t>(bytes));
+  std::memcpy(to, from, static_cast<size_t>(bytes));
+}
+
+// Whether the newest b frames of a stack are in the slots before.
+int64_t steps_back(std::uint32_t head) { return head < kFollows ? 0 : (head - kFollows) >> 1; }
+
+// The pieces of `frames` frames alternate in a row: piece p of frame f is piece p * frames + f.
+template <class Piece>
+void interleave_as(const std::byte* const* from, int64_t frames, int64_t pieces, std::byte* to) {
+  for (int64_t p = 0; p < pieces; ++p) {
+    for (int64_t f = 0; f < frames; ++f) std::memcpy(to + (p * frames + f) * sizeof(Piece), from[f] + p * sizeof(Piece), sizeof(Piece));
+  }
+}
+
+// Four frames of bytes, such as gray images: the compiler works on many pieces at once.
+void interleave_four(const std::byte* const* from, int64_t pieces, std::byte* to) {
+  const std::byte *a = from[0], *b = from[1], *c = from[2], *d = from[3];
+  for (int64_t p = 0; p < pieces; ++p) {
+    to[4 * p] = a[p];
+    to[4 * p + 1] = b[p];
+    to[4 * p + 2] = c[p];
+    to[4 * p + 3] = d[p];
+  }
+}
+
+void interleave(const std::byte* const* from, int64_t frames, int64_t pieces, int64_t bytes, std::byte* to) {
+  if (bytes == 1 && frames == 4) return interleave_four(from, pieces, to);
+  if (bytes == 1) return interleave_as<std::uint8_t>(from, frames, pieces, to);
+  if (bytes == 4) return interleave_as<std::uint32_t>(from, frames, pieces, to);
+  for (int64_t p = 0; p < pieces; ++p) {
+    for (int64_t f = 0; f < frames; ++f) copy_bytes(to + (p * frames + f) * bytes, from[f] + p * bytes, bytes);
+  }
+}
+
+// The opposite: frame f begins at to + f * pieces * bytes.
+void separate(const std::byte* from, int64_t frames, int64_t pieces, int64_t bytes, std::byte* to) {
+  for (int64_t f = 0; f < frames; ++f) {
+    std::byte* const frame = to + f * pieces * bytes;
+    if (bytes == 1) {
+      for (int64_t p = 0; p < pieces; ++p) frame[p] = from[p * frames + f];
+    } else {
+      for (int64_t p = 0; p < pieces; ++p) copy_bytes(frame + p * bytes, from + (p * frames + f) * bytes, bytes);
+    }
+  }
+}
+
+Columns columns_of(const std::vector<std::byte*>& bases, std::vector<int64_t> row_bytes,
+                   const std::vector<SharedRows::Pair>& pairs, const std::vector<SharedRows::Stack>& stacks,
+                   int64_t num_rows) {
+  std::vector<std::byte*> found = bases;
+  if (bases.size() != row_bytes.size() || bases.size() != stacks.size() || pairs.empty()) {
+    throw std::invalid_argument("SharedRows: expected an address, a row size and a stack for each leaf, and a pair");
+  }
+  for (const auto [outcome, root] : pairs) {
+    if (row_bytes.at(outcome) != row_bytes.at(root)) throw std::invalid_argument("SharedRows: pairs differ in size");
+    found[outcome] = found[root];
+    if (stacks[root].frames > 1) row_bytes[outcome] = row_bytes[root] = 0;
+  }
+  return {std::move(found), std::move(row_bytes), num_rows};
 }
 
 }  // namespace
 
 SharedRows::SharedRows(std::vector<std::byte*> bases, std::vector<int64_t> row_bytes, std::vector<Pair> pairs,
-                       int64_t num_slots, int64_t streams, std::uint32_t* places)
+                       std::vector<Stack> stacks, int64_t num_slots, int64_t streams, std::uint32_t* places,
+                       std::uint32_t* heads)
     : bases_(std::move(bases)),
       bytes_(std::move(row_bytes)),
-      pairs_(std::move(pairs)),
       size_(num_slots),
       streams_(streams),
       places_(places),
-      used_(num_slots + 1) {
-  if (bases_.size() != bytes_.size() || pairs_.empty()) {
-    throw std::invalid_argument("SharedRows: expected an address and a row size for each leaf, and a pair");
-  }
+      heads_(heads),
+      used_(num_slots + 1),
+      columns_(columns_of(bases_, bytes_, pairs, stacks, limit(num_slots, streams, heads != nullptr))) {
   if (streams < 1 || num_slots < streams || num_slots > std::numeric_limits<std::uint32_t>::max() / 4) {
     throw std::invalid_argument("SharedRows: expected 1 or more steps, and less than 2^30 rows");
   }
-  std::vector<bool> is_outcome(bases_.size(), false);
-  for (const auto [outcome, root] : pairs_) {
-    if (bytes_.at(outcome) != bytes_.at(root)) throw std::invalid_argument("SharedRows: pairs differ in size");
-    is_outcome[outcome] = true;
+  is_outcome_.resize(bases_.size(), false);
+  root_of_.resize(bases_.size(), -1);
+  for (const auto [outcome, root] : pairs) {
+    const auto [frames, pieces] = stacks[root];
+    const int64_t bytes = bytes_[root];
+    if (frames < 1 || frames > kMostFrames || pieces < 1 || bytes % (frames * pieces) != 0) {
+      throw std::invalid_argument("SharedRows: expected frames of equal size, and pieces of equal size in them");
+    }
+    if (frames > 1 && heads == nullptr) throw std::invalid_argument("SharedRows: stacks need heads");
+    most_ = std::max(most_, frames);
+    is_outcome_[outcome] = true;
+    root_of_[outcome] = root_of_[root] = static_cast<int64_t>(roots_.size());
+    pairs_.push_back({outcome, roots_.size()});
+    roots_.push_back({bases_[root], bytes, frames, pieces, bytes / frames, root});
   }
-  for (std::size_t leaf = 0; leaf < bases_.size(); ++leaf) {
+  const int64_t last = limit(size_, streams_, most_ > 1);
+  for (size_t leaf = 0; leaf < bases_.size(); ++leaf) {
+    all_leaves_.push_back(static_cast<int64_t>(leaf));
     row_bytes_ += bytes_[leaf];
-    if (!is_outcome[leaf]) stored_.push_back(leaf);
-    ends_.push_back(row(leaf, size_));
+    if (is_outcome_[leaf] || (root_of(leaf) != nullptr && root_of(leaf)->frames > 1)) continue;
+    whole_.push_back(leaf);
+    memory_.emplace_back(bases_[leaf], row(leaf, size_));
   }
-  for (const Pair& pair : pairs_) ends_[pair.root] = row(pair.root, 2 * size_ + 1 + streams_);
-  low_ = bases_[stored_.front()];
-  for (const std::size_t leaf : stored_) {
-    low_ = std::min<const std::byte*>(low_, bases_[leaf]);
-    high_ = std::max<const std::byte*>(high_, ends_[leaf]);
+  for (const Root& root : roots_) memory_.emplace_back(root.base, spare_row(root, last));
+  low_ = memory_.front().first;
+  for (const auto& [first, stop] : memory_) {
+    low_ = std::min(low_, first);
+    high_ = std::max(high_, stop);
   }
   forget();
 }
 
 void SharedRows::forget() {
   std::fill(places_, places_ + size_, static_cast<std::uint32_t>(size_));
+  if (most_ > 1) std::fill(heads_, heads_ + size_, kEmpty);
   free_.clear();
   used_ = size_ + 1;
 }
 
-int64_t SharedRows::reach(int64_t n) const {
-  const int64_t more = std::max<int64_t>(n + streams_ - static_cast<int64_t>(free_.size()), 0);
-  return std::min(used_ + more, 2 * size_ + 1 + streams_);
+int64_t SharedRows::reach(int64_t n, bool by_slot) const {
+  // A row takes one spare row, and another one for its stack. A piece of rows also moves the outcomes of the step before
+  // it, and the stacks of up to most_ - 1 steps behind it.
+  const int64_t needed = n * (most_ > 1 ? 2 : 1) + (by_slot ? n : streams_) * most_;
+  const int64_t more = std::max<int64_t>(needed - static_cast<int64_t>(free_.size()), 0);
+  return std::min(used_ + more, limit(size_, streams_, most_ > 1));
 }
 
 bool SharedRows::overlaps(Sources src) const {
   return std::any_of(src.begin(), src.end(), [this](const std::byte* from) {
-    const auto inside = [&](std::size_t leaf) { return bases_[leaf] <= from && from < ends_[leaf]; };
-    return low_ <= from && from < high_ && std::any_of(stored_.begin(), stored_.end(), inside);
+    const auto inside = [&](const auto& memory) { return memory.first <= from && from < memory.second; };
+    return low_ <= from && from < high_ && std::any_of(memory_.begin(), memory_.end(), inside);
   });
 }
 
 void SharedRows::check(int64_t n, Sources src) const {
   if (src.size() != bases_.size()) throw std::invalid_argument("SharedRows: expected one array per leaf");
   if (n < 0) throw std::invalid_argument("SharedRows: expected 0 or more rows");
-  for (std::size_t leaf = 0; leaf < src.size(); ++leaf) {
+  for (size_t leaf = 0; leaf < src.size(); ++leaf) {
     if (src[leaf] == nullptr && bytes_[leaf] > 0 && n > 0) throw std::invalid_argument("SharedRows: a null address");
   }
 }
 
-void SharedRows::make_room(int64_t n) {
-  const std::size_t needed = free_.size() + static_cast<std::size_t>(n + streams_);
+std::vector<const std::byte*> SharedRows::by_frames(Sources src, int64_t n, Rows& made) const {
+  std::vector<const std::byte*> found(src.begin(), src.end());
+  for (const auto [outcome, number] : pairs_) {
+    const Root& root = roots_[number];
+    if (root.frames == 1 || root.pieces == 1) continue;
+    for (const size_t leaf : {outcome, root.leaf}) {
+      auto& rows = made.emplace_back(static_cast<size_t>(n * root.bytes));
+      for (int64_t i = 0; i < n; ++i) {
+        separate(src[leaf] + i * root.bytes, root.frames, root.pieces, root.frame_bytes / root.pieces,
+                 rows.data() + i * root.bytes);
+      }
+      found[leaf] = rows.data();
+    }
+  }
+  return found;
+}
+
+const std::byte* SharedRows::frame(const Root& root, int64_t number, int64_t back) const {
+  if (number < size_) {
+    if (root.frames == 1) return root.base + number * root.bytes;
+    const std::uint32_t head = heads_[number];
+    if (head >= kFollows) {
+      const int64_t there = steps_back(head);
+      if (back > there && head % 2 == 1) return root.base + size_ * root.frame_bytes;  // zeros
+      return root.base + around(number - std::min(back, there) * streams_) * root.frame_bytes;
+    }
+    number = head;
+  }
+  return spare_row(root, number) + (root.frames - 1 - back) * root.frame_bytes;
+}
+
+bool SharedRows::equals(const Root& root, int64_t number, const std::byte* frames) const {
+  for (int64_t back = 0; back < root.frames; ++back) {
+    const std::byte* const other = frames + (root.frames - 1 - back) * root.frame_bytes;
+    if (!equal(frame(root, number, back), other, root.frame_bytes)) return false;
+  }
+  return true;
+}
+
+void SharedRows::copy_frames(const Root& root, int64_t number, std::byte* to) const {
+  for (int64_t back = 0; back < root.frames; ++back) {
+    copy_bytes(to + (root.frames - 1 - back) * root.frame_bytes, frame(root, number, back), root.frame_bytes);
+  }
+}
+
+void SharedRows::copy_row(const Root& root, int64_t number, std::byte* to) const {
+  if (root.pieces == 1) return copy_frames(root, number, to);
+  constexpr int64_t kFew = 16;
+  const std::byte* few[kFew];
+  std::vector<const std::byte*> many(root.frames > kFew ? static_cast<size_t>(root.frames) : 0);
+  const std::byte** const from = root.frames > kFew ? many.data() : few;
+  for (int64_t back = 0; back < root.frames; ++back) from[root.frames - 1 - back] = frame(root, number, back);
+  interleave(from, root.frames, root.pieces, root.frame_bytes / root.pieces, to);
+}
+
+void SharedRows::copy_to_spare(int64_t number, int64_t to) const {
+  for (const Root& root : roots_) copy_frames(root, number, spare_row(root, to));
+}
+
+void SharedRows::make_room(int64_t n, bool by_slot) {
+  const auto needed = static_cast<size_t>(reach(n, by_slot) - size_);
   if (free_.capacity() < needed) free_.reserve(std::max(needed, 2 * free_.capacity()));
 }
 
@@ -97,9 +239,8 @@ int64_t SharedRows::spare() {
 }
 
 bool SharedRows::continues(int64_t place, Sources src, int64_t i) const {
-  return std::all_of(pairs_.begin(), pairs_.end(), [&](const Pair& pair) {
-    return equal(row(pair.root, place), src[pair.root] + i * bytes_[pair.root], bytes_[pair.root]);
-  });
+  return std::all_of(roots_.begin(), roots_.end(),
+                     [&](const Root& root) { return equals(root, place, src[root.leaf] + i * root.bytes); });
 }
 
 bool SharedRows::leave(int64_t slot, Sources src, int64_t i) {
@@ -109,7 +250,7 @@ bool SharedRows::leave(int64_t slot, Sources src, int64_t i) {
   if (place > size_) return same;
   if (!same) {
     const int64_t to = spare();
-    for (const auto [outcome, root] : pairs_) copy_bytes(row(root, to), row(root, place), bytes_[root]);
+    copy_to_spare(place, to);
     places_[slot] = static_cast<std::uint32_t>(to);
   }
   return false;
@@ -123,40 +264,112 @@ void SharedRows::share(int64_t slot) {
 
 void SharedRows::keep_apart(int64_t slot, Sources src, int64_t i) {
   const int64_t to = places_[slot] > size_ ? places_[slot] : spare();
-  for (const auto [outcome, root] : pairs_)
-    copy_bytes(row(root, to), src[outcome] + i * bytes_[outcome], bytes_[outcome]);
+  for (const auto [outcome, root] : pairs_) {
+    copy_bytes(spare_row(roots_[root], to), src[outcome] + i * bytes_[outcome], bytes_[outcome]);
+  }
   places_[slot] = static_cast<std::uint32_t>(to);
 }
 
-void SharedRows::write(int64_t start, int64_t n, Sources src, bool in_place) {
-  check(n, src);
-  if (n > size_) throw std::invalid_argument("SharedRows: more rows than slots");
-  if (n == 0) return;
-  if (start < 0 || start >= size_) throw std::out_of_range("SharedRows: start is outside of the ring");
-  make_room(n);
-  // The step before, as far as this write doesn't overwrite it.
-  const int64_t before = (start - streams_ + size_) % size_, last = std::min(streams_, n);
-  std::vector<int64_t> repeated;
-  for (int64_t i = std::max<int64_t>(n - (size_ - streams_), 0); i < last; ++i) {
-    if (leave((before + i) % size_, src, i)) repeated.push_back((before + i) % size_);
-  }
-  for (int64_t i = 0; i < n; ++i) {
-    const int64_t slot = start + i < size_ ? start + i : start + i - size_;
-    const bool is_repeated = i + streams_ < n && std::all_of(
-                                                     pairs_.begin(), pairs_.end(),
-                                                     [&](const Pair& pair) {
-                                                       const int64_t bytes = bytes_[pair.root];
-                                                       return equal(src[pair.outcome] + i * bytes,
-                                                                    src[pair.root] + (i + streams_) * bytes, bytes);
-                                                     });
-    if (is_repeated) {
-      share(slot);
-    } else {
-      keep_apart(slot, src, i);
+void SharedRows::detach(int64_t start, int64_t n, Sources src) {
+  const auto changes = [&](int64_t i, int64_t back) {
+    return i < n && std::any_of(roots_.begin(), roots_.end(), [&](const Root& root) {
+             const std::byte* const newest = src[root.leaf] + i * root.bytes + root.newest();
+             return root.frames > back && !equal(root.base + around(start + i) * root.frame_bytes, newest, root.frame_bytes);
+           });
+  };
+  for (int64_t i = n; i < std::min(size_, n + (most_ - 1) * streams_); ++i) {
+    const int64_t slot = around(start + i);
+    for (int64_t back = 1; back <= steps_back(heads_[slot]); ++back) {
+      if (!changes(around(i - back * streams_), back)) continue;
+      const int64_t to = spare();
+      for (const Root& root : roots_) {
+        if (root.frames > 1) copy_frames(root, slot, spare_row(root, to));
+      }
+      heads_[slot] = static_cast<std::uint32_t>(to);
     }
   }
+}
+
+std::uint32_t SharedRows::head(int64_t start, int64_t n, Sources src, int64_t i) const {
+  const auto older = [&](const Root& root, int64_t back) {
+    return src[root.leaf] + i * root.bytes + (root.frames - 1 - back) * root.frame_bytes;
+  };
+  const auto is_there = [&](int64_t back) {
+    const int64_t before = around(i - back * streams_);
+    return std::all_of(roots_.begin(), roots_.end(), [&](const Root& root) {
+      if (root.frames <= back) return true;
+      const std::byte* const newest = before < n ? src[root.leaf] + before * root.bytes + root.newest()
+                                                 : root.base + around(start + before) * root.frame_bytes;
+      return equal(older(root, back), newest, root.frame_bytes);
+    });
+  };
+  int64_t there = 0;
+  while (there + 1 < most_ && is_there(there + 1)) ++there;
+  for (const bool zeros : {false, true}) {
+    const bool is_padded = std::all_of(roots_.begin(), roots_.end(), [&](const Root& root) {
+      for (int64_t back = there + 1; back < root.frames; ++back) {
+        const std::byte* const padding = zeros ? root.base + size_ * root.frame_bytes : older(root, there);
+        if (!equal(older(root, back), padding, root.frame_bytes)) return false;
+      }
+      return true;
+    });
+    if (is_padded) return kFollows + static_cast<std::uint32_t>(2 * there + zeros);
+  }
+  return 0;
+}
+
+void SharedRows::write_stacks(int64_t start, int64_t n, Sources src) {
+  for (int64_t i = 0; i < n; ++i) {
+    std::uint32_t& at = heads_[around(start + i)];
+    const std::uint32_t follows = head(start, n, src, i), old = at;
+    if (follows != 0) {
+      at = follows;
+      if (old < kFollows) free_.push_back(old);
+      continue;
+    }
+    const int64_t to = old < kFollows ? old : spare();
+    for (const Root& root : roots_) {
+      if (root.frames > 1) copy_bytes(spare_row(root, to), src[root.leaf] + i * root.bytes, root.bytes);
+    }
+    at = static_cast<std::uint32_t>(to);
+  }
+  for (const Root& root : roots_) {
+    if (root.frames == 1) continue;
+    for (int64_t i = 0; i < n; ++i) {
+      copy_bytes(root.base + around(start + i) * root.frame_bytes, src[root.leaf] + i * root.bytes + root.newest(),
+                 root.frame_bytes);
+    }
+  }
+}
+
+void SharedRows::write_rows(int64_t start, int64_t n, Sources src, bool in_place, bool looks_behind) {
+  // The step before, as far as this write doesn't overwrite it.
+  const int64_t before = around(start - streams_), last = std::min(streams_, n);
+  std::vector<int64_t> repeated;
+  for (int64_t i = std::max<int64_t>(n - (size_ - streams_), 0); i < last; ++i) {
+    if (leave(around(before + i), src, i)) repeated.push_back(around(before + i));
+  }
+  if (most_ > 1) detach(start, n, src);
+  const auto is_repeated = [&](int64_t i) {
+    const int64_t behind = around(i + streams_);
+    if (i + streams_ >= n && !looks_behind) return false;
+    return std::all_of(pairs_.begin(), pairs_.end(), [&](const Shared& pair) {
+      const Root& root = roots_[pair.root];
+      const std::byte* const outcome = src[pair.outcome] + i * root.bytes;
+      return behind < n ? equal(outcome, src[root.leaf] + behind * root.bytes, root.bytes)
+                        : equals(root, around(start + behind), outcome);
+    });
+  };
+  for (int64_t i = 0; i < n; ++i) {
+    if (is_repeated(i)) {
+      share(around(start + i));
+    } else {
+      keep_apart(around(start + i), src, i);
+    }
+  }
+  if (most_ > 1) write_stacks(start, n, src);
   const int64_t head = std::min(n, size_ - start);
-  for (const std::size_t leaf : stored_) {
+  for (const size_t leaf : whole_) {
     const int64_t bytes = bytes_[leaf];
     if (in_place || bytes == 0) continue;
     copy_bytes(row(leaf, start), src[leaf], head * bytes);
@@ -165,34 +378,56 @@ void SharedRows::write(int64_t start, int64_t n, Sources src, bool in_place) {
   for (const int64_t slot : repeated) share(slot);
 }
 
+void SharedRows::write(int64_t start, int64_t n, Sources src, bool in_place) {
+  check(n, src);
+  if (n > size_) throw std::invalid_argument("SharedRows: more rows than slots");
+  if (n == 0) return;
+  if (start < 0 || start >= size_) throw std::out_of_range("SharedRows: start is outside of the ring");
+  Rows made;
+  const auto from = by_frames(src, n, made);
+  make_room(n, false);
+  write_rows(start, n, from, in_place, false);
+}
+
 void SharedRows::put(std::span<const int64_t> index, Sources src) {
   const auto n = static_cast<int64_t>(index.size());
   check(n, src);
+  check_rows("put", index, size_);
+  Rows made;
+  auto from = by_frames(src, n, made);
+  make_room(n, true);
   for (const int64_t slot : index) {
-    if (slot < 0 || slot >= size_) throw std::out_of_range("SharedRows: a slot is outside of the ring");
-  }
-  make_room(2 * n);
-  for (int64_t i = 0; i < n; ++i) {
-    const int64_t slot = index[static_cast<std::size_t>(i)], before = (slot - streams_ + size_) % size_;
-    const bool repeated = before != slot && leave(before, src, i);
-    const int64_t behind = following(slot);
-    const bool is_repeated = std::all_of(pairs_.begin(), pairs_.end(), [&](const Pair& pair) {
-      const int64_t bytes = bytes_[pair.root];
-      const std::byte* const root = behind == slot ? src[pair.root] + i * bytes : row(pair.root, behind);
-      return equal(src[pair.outcome] + i * bytes, root, bytes);
-    });
-    if (!is_repeated) keep_apart(slot, src, i);
-    for (const std::size_t leaf : stored_) copy_bytes(row(leaf, slot), src[leaf] + i * bytes_[leaf], bytes_[leaf]);
-    if (is_repeated) share(slot);
-    if (repeated) share(before);
+    write_rows(slot, 1, from, false, true);
+    for (size_t leaf = 0; leaf < from.size(); ++leaf) from[leaf] += bytes_[leaf];
   }
 }
 
-void SharedRows::find(std::span<const int64_t> index, int64_t* out) const {
-  for (const int64_t slot : index) {
-    if (slot < 0 || slot >= size_) throw std::out_of_range("SharedRows: a slot is outside of the ring");
-    *out++ = places_[slot];
+void SharedRows::gather(std::span<const int64_t> index, std::span<std::byte* const> out,
+                        std::span<const int64_t> leaves) const {
+  if (out.size() != leaves.size()) throw std::invalid_argument("gather: expected one array per leaf");
+  check_rows("gather", index, size_);
+  std::vector<int64_t> places(index.size());
+  for (size_t i = 0; i < index.size(); ++i) places[i] = places_[index[i]];
+  const std::span<const int64_t> rows[] = {index, places};
+  std::vector<Columns::Leaf> whole;
+  std::vector<std::byte*> to;
+  for (size_t p = 0; p < leaves.size(); ++p) {
+    const auto leaf = static_cast<size_t>(leaves[p]);
+    const bool is_outcome = is_outcome_.at(leaf);
+    const Root* const root = root_of(leaf);
+    if (root == nullptr || root->frames == 1) {
+      whole.push_back({leaves[p], is_outcome ? 1 : 0});
+      to.push_back(out[p]);
+      continue;
+    }
+    if (out[p] == nullptr && !index.empty()) throw std::invalid_argument("gather: a null address");
+    std::byte* at = out[p];
+    for (const int64_t number : rows[is_outcome ? 1 : 0]) {
+      copy_row(*root, number, at);
+      at += root->bytes;
+    }
   }
+  columns_.gather(rows, to, whole);
 }
 
 void SharedRows::watch(std::vector<Pair> twins, std::vector<std::size_t> flags) {
@@ -214,12 +449,11 @@ bool SharedRows::seams(int64_t newest, int64_t steps, Sources src, std::uint8_t*
   bool same = true;
   for (const auto [outcome, root] : twins_) {
     const int64_t bytes = bytes_[outcome];
-    const bool is_shared =
-        std::any_of(pairs_.begin(), pairs_.end(), [&](const Pair& pair) { return pair.outcome == outcome; });
+    const Root* const shared = root_of(outcome);
     const std::byte* first = row(outcome, newest);
-    if (is_shared) {
+    if (shared != nullptr) {
       auto& rows = outcomes.emplace_back(static_cast<std::size_t>(streams_ * bytes));
-      for (int64_t s = 0; s < streams_; ++s) copy_bytes(rows.data() + s * bytes, row(root, places_[newest + s]), bytes);
+      for (int64_t s = 0; s < streams_; ++s) copy_row(*shared, places_[newest + s], rows.data() + s * bytes);
       first = rows.data();
     }
     same = same && equal(first, src[root], streams_ * bytes);

@@ -101,33 +101,39 @@ class Columns:
         row_bytes: Sequence[int],
         outcomes: Sequence[int],
         roots: Sequence[int],
+        frames: Sequence[int],
+        pieces: Sequence[int],
         num_slots: int,
         streams: int,
         places: int,
+        heads: int,
     ) -> _SharedRows:
-        """Return rows of a ring, in which an outcome that the following step's root repeats is stored once.
+        """Return rows of a ring, in which outcomes that the following root repeats, and frames, are stored once.
 
         Args:
             bases: the address of each leaf's column; any number for outcomes.
             row_bytes: the bytes of a row of each leaf.
             outcomes: the leaves that are stored with their roots.
             roots: the root of each of them.
+            frames: the number of frames in a row of each leaf; 1 for leaves that are no stacks of frames.
+            pieces: the number of pieces of each frame that alternate with the other frames' pieces in a row.
             num_slots: the number of slots, less than 2^30.
             streams: the slots of one step.
             places: the address of `num_slots` uint32 numbers.
+            heads: the address of another `num_slots` uint32 numbers, or 0 if there are no stacks.
         """
 
 class _SharedRows:
-    """Rows of a ring, in which an outcome that the following step's root repeats is stored once.
+    """Rows of a ring, in which outcomes that the following root repeats, and frames of stacks, are stored once.
 
     The columns of roots hold `num_slots` slots, a row of zeros and spare rows. ``places[slot]`` is the row of a slot's
     outcomes in these columns: the slot of the following step, a spare row, or the row of zeros before the first write.
-    One thread may write, while others read.
+    ``heads[slot]`` is the spare row of a slot's stacks, or a larger number. One thread may write, while others read.
     """
 
     @property
     def num_apart(self) -> int:
-        """The number of slots whose outcomes are in spare rows."""
+        """The number of spare rows in use."""
 
     @property
     def used(self) -> int:
@@ -136,8 +142,8 @@ class _SharedRows:
     def free(self) -> list[int]:
         """Return the spare rows that were used and are free again."""
 
-    def reach(self, n: int) -> int:
-        """Return the row after the last one that a write of n rows may use; for a `put`, pass twice its rows."""
+    def reach(self, n: int, by_slot: bool = False) -> int:
+        """Return the row after the last one that a write of n rows may use; with `by_slot`, a `put`."""
 
     def write(self, start: int, n: int, src: Sequence[int], in_place: bool = False) -> bool:
         """Write n <= num_slots rows from the arrays `src` to start, start + 1, ..., around the end of the ring.
@@ -152,8 +158,8 @@ class _SharedRows:
         Return False and write nothing if an array is part of a column.
         """
 
-    def find(self, index: int, n: int, out: int) -> None:
-        """Copy the places of the slots `index[0:n]` (int64) to `out[0:n]` (int64)."""
+    def gather(self, index: int, n: int, out: Sequence[int], wanted: Sequence[int] | None = None) -> None:
+        """Copy the rows in slots `index[0:n]` (int64) of the wanted leaves (all by default) to the arrays at `out`."""
 
     def forget(self) -> None:
         """Forget all rows."""

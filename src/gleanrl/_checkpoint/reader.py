@@ -261,6 +261,17 @@ class Stored(Segmented):
                 first = (start - behind) % rows
                 column[first : first + stop - start].copy_(part[start - begin : stop - begin])
 
+    def first_rows(self) -> list[torch.Tensor]:
+        """Return the rows of the first segment, in new memory.
+
+        Raises:
+            CorruptCheckpointError: a file is damaged.
+        """
+        columns = self.layout.empty()  # takes memory only where it is written
+        if self.layout.count:
+            self._read_some(np.arange(1), columns, 0)
+        return [column[: self.layout.step] for column in columns]
+
     def check(self) -> None:
         """Compare the checksums without storing any rows.
 

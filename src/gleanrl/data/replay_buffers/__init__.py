@@ -43,6 +43,7 @@ from gleanrl.data.replay_buffers.samplers import (
 )
 from gleanrl.data.replay_buffers.samplers.hindsight import HindsightStrategy
 from gleanrl.data.replay_buffers.storages import (
+    Compact,
     CompressedListStorage,
     LazyMemmapStorage,
     LazyStackStorage,
@@ -68,6 +69,7 @@ __all__ = [
     "Nested2TED",
     "TED2Flat",
     "TED2Nested",
+    "Compact",
     "CompressedListStorage",
     "ConsumingSampler",
     "FlatStorageCheckpointer",

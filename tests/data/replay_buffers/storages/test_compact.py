@@ -7,8 +7,10 @@ import errno
 import os
 import pickle
 import random
+import re
 import threading
 from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,14 @@ from tensordict import TensorDict
 from gleanrl._checkpoint.row_segments import bytes_of
 from gleanrl._os import fault_points
 from gleanrl.data import replay_buffers as parts
-from gleanrl.errors import CapacityError, GleanError, UnsupportedError
+from gleanrl.errors import (
+    CapacityError,
+    GleanError,
+    InvalidArgumentError,
+    InvalidTypeError,
+    SchemaError,
+    UnsupportedError,
+)
 from tests.data.replay_buffers.sharing import in_child
 from tests.interrupts import double_interruptions, in_another_thread, interruptions
 
@@ -34,7 +43,11 @@ FIELDS: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
     "brain": ((8,), torch.bfloat16),
     "complex": ((2,), torch.complex64),
     "short": ((3,), torch.float32),  # 12 bytes: stored twice
+    "frames": ((4, 3, 2), torch.uint8),
+    "last": ((2, 3, 3), torch.float32),
+    "colors": ((6, 4), torch.uint8),
 }
+STACKS = {"frames": 4, "last": (3, -1), "colors": (3, 0)}  # the frames of observations that are stacks
 SHAPES = {1: (), 2: (3,), 3: (2, 2)}
 
 
@@ -54,7 +67,7 @@ class Streams:
         self.generator = torch.Generator().manual_seed(choices.randrange(1 << 30))
         self.batch, self.oddity, self.keys = batch, oddity, keys
         self.t = 0
-        self.now = {key: self.bits(key) for key in keys}
+        self.now = {key: self.first(key) for key in keys}
 
     def bits(self, key: str) -> torch.Tensor:
         """Return one of few observations for each stream, among them NaNs with payloads, and both zeros."""
@@ -68,10 +81,38 @@ class Streams:
         made = data.view(dtype).reshape(*self.batch, *shape)
         return -torch.zeros_like(made) if kind == 0 and dtype.is_floating_point and self.t % 2 else made
 
+    def first(self, key: str) -> torch.Tensor:
+        """Return a first observation. A stack repeats its newest frame, or has zeros, or nothing of both."""
+        made = self.bits(key)
+        if key in STACKS and (kind := int(torch.randint(3, (), generator=self.generator))):
+            older, newer = self.split(key, made)
+            older.copy_(newer.flip(self.dim(key)) if kind == 1 else torch.zeros_like(older))
+        return made
+
+    def following(self, key: str) -> torch.Tensor:
+        """Return the observation after the present one. A stack gets another frame, or begins again."""
+        if key not in STACKS or torch.rand((), generator=self.generator) < self.oddity / 2:
+            return self.first(key)
+        made = self.bits(key)
+        self.split(key, made)[0].copy_(self.split(key, self.now[key])[1])
+        return made
+
+    def dim(self, key: str) -> int:
+        dim = STACKS[key][1] if isinstance(STACKS[key], tuple) else 0
+        return dim if dim < 0 else len(self.batch) + dim
+
+    def split(self, key: str, stacks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return views of all frames but the newest, and of all frames but the oldest."""
+        frames, dim = STACKS[key][0] if isinstance(STACKS[key], tuple) else STACKS[key], self.dim(key)
+        size = stacks.shape[dim]
+        return stacks.narrow(dim, 0, size - size // frames), stacks.narrow(
+            dim, size // frames, size - size // frames
+        )
+
     def step(self) -> TensorDict:
         """Return the next step, ``[*batch]``."""
         self.t += 1
-        coming = {key: self.bits(key) for key in self.keys}
+        coming = {key: self.following(key) for key in self.keys}
         odd = torch.rand((), generator=self.generator) < self.oddity
         outcome = dict(coming)
         if odd:
@@ -135,7 +176,7 @@ class Twins:
         self.capacity = choices.choice([1, 2, 5, 12, 64])
         size = self.capacity * self.streams
         kind = parts.LazyMemmapStorage if memmap else parts.LazyTensorStorage
-        keys = choices.sample(sorted(FIELDS), choices.randint(1, 4))
+        keys = choices.sample(sorted(FIELDS), choices.randint(1, 5))
         self.source = Streams(choices, batch, choices.choice([0.0, 0.1, 0.5, 1.0]), keys)
         self.other = Streams(choices, batch, 0.3, keys)
         self.kind, self.size, self.ndim, self.sampler_kind, self.prefetch = (
@@ -150,7 +191,8 @@ class Twins:
 
     def make(self, compact: bool, size: int | None = None) -> Any:
         size = size or self.size
-        storage = self.kind(size, ndim=self.ndim, **({"compact": True} if compact else {}))
+        stack = {key: STACKS[key] for key in self.source.keys if key in STACKS}
+        storage = self.kind(size, ndim=self.ndim, compact=compact and parts.Compact(stack=stack))
         sampler = SAMPLERS[self.sampler_kind](size)
         return parts.TensorDictReplayBuffer(
             storage=storage,
@@ -383,17 +425,26 @@ def test_random_histories_give_the_same_bits(ndim: int, memmap: bool, tmp_path: 
         rows += twins.written
 
 
-def chained(count: int, first: int = 0, length: int = 50, width: int = 4, odd: int = 0) -> TensorDict:
+def chained(
+    count: int, first: int = 0, length: int = 50, width: int = 4, odd: int = 0, frames: int = 0
+) -> TensorDict:
     """Return steps of one stream, numbered from `first` on, in episodes of `length` steps.
 
     All numbers of an observation are the number of its step. Outcomes repeat the following root, except at the end of
-    an episode, and in each step whose number `odd` divides. There they are negative.
+    an episode, and in each step whose number `odd` divides. There they are negative. With `frames`, an observation is a
+    stack of so many frames ``[frames, width]``; the first ones of an episode repeat its first frame.
     """
     t = torch.arange(first, first + count)
     done = (t % length == length - 1)[:, None]
     apart = done | ((t % odd == 0)[:, None] if odd else done)
-    root = t[:, None].double().expand(count, width).clone()
-    outcome = torch.where(apart, -root - 1, root + 1)
+    root = t[:, None].double()
+    outcome = root + 1
+    if frames:
+        start = root - root % length
+        root, outcome = (torch.maximum(last + torch.arange(1.0 - frames, 1), start) for last in (root, outcome))
+        root, outcome, apart = root[..., None], outcome[..., None], apart[..., None]
+    outcome = torch.where(apart, -outcome, outcome)
+    root, outcome = (rows.expand(*rows.shape[:-1], width).clone() for rows in (root, outcome))
     flags = {"done": done, "terminated": done.clone(), "truncated": torch.zeros_like(done)}
     after = {"observation": outcome, "reward": t[:, None].double(), **flags}
     return TensorDict({"observation": root, "t": t, "next": after}, [count])
@@ -401,7 +452,8 @@ def chained(count: int, first: int = 0, length: int = 50, width: int = 4, odd: i
 
 def right(batch: TensorDict, length: int = 50, odd: int = 0) -> bool:
     """Return whether each row is one of `chained`."""
-    expected = torch.cat([chained(1, int(t), length, batch["observation"].shape[1], odd) for t in batch["t"]])
+    *frames, width = batch["observation"].shape[1:]
+    expected = torch.cat([chained(1, int(t), length, width, odd, *frames) for t in batch["t"]])
     keys = ["observation", ("next", "observation"), ("next", "reward")]
     return all(torch.equal(batch[key], expected[key]) for key in keys)
 
@@ -418,6 +470,98 @@ def test_only_outcomes_at_the_ends_of_episodes_are_stored_apart() -> None:
     assert right(buffer.sample()) and right(buffer[:])
     assert buffer.describe()[("next", "observation")].megabytes == 20 * 32 / 1e6
     assert buffer.describe()["observation"].megabytes == 1000 * 32 / 1e6
+
+
+@pytest.mark.parametrize("batch", [7, 100, 1000])
+def test_each_frame_of_a_stack_is_stored_once(batch: int) -> None:
+    buffer = parts.ReplayBuffer(storage=compact(1000), batch_size=64)
+    for first in range(0, 3010, batch):
+        buffer.extend(chained(batch, first, width=16, frames=4))
+    text = repr(buffer.storage)
+    assert "stack={'observation': 4}, " in text
+    ends, moved = (int(part.split()[0]) for part in re.findall(r"\d+ of 1000 \w+ stored apart", text))
+    assert ends <= 22 and moved <= 3, "the ends of episodes, and the oldest steps"
+    assert right(buffer.sample()) and right(buffer[:])
+    assert buffer.describe()["observation"].megabytes == (1000 * 128 + moved * 512) / 1e6
+    assert buffer.describe()[("next", "observation")].megabytes == ends * 512 / 1e6
+    buffer.storage.check_valid()
+
+
+def channels_last(data: TensorDict) -> TensorDict:
+    for key in ("observation", ("next", "observation")):
+        data[key] = data[key].transpose(-1, -2).contiguous()
+    return data
+
+
+def test_stacks_are_found_in_the_first_records() -> None:
+    found = {
+        "{'observation': 4}": [
+            chained(20, width=16, frames=4),
+            chained(1, 7, width=16, frames=4)[0],
+            channels_last(chained(20, width=16, frames=4)),
+            chained(20, width=16, odd=3, frames=4),
+        ],
+        "": [
+            chained(20, width=32),
+            chained(20, width=2, frames=4),  # frames of 16 bytes
+            torch.zeros_like(chained(20, width=16, frames=4)),
+        ],
+    }
+    for expected, batches in found.items():
+        for data in batches:
+            buffer = parts.ReplayBuffer(storage=compact(100))
+            buffer.add(data) if not data.ndim else buffer.extend(data)
+            assert ("stack=" + expected in repr(buffer.storage)) == bool(expected)
+            assert bits_of(buffer[0]) == bits_of(data if not data.ndim else data[0])
+
+
+def test_declared_stacks_are_checked() -> None:
+    for stack, error in (
+        ({"observation": 1}, InvalidArgumentError),
+        ({"observation": "4"}, InvalidTypeError),
+        ({"observation": (4, 0, 0)}, InvalidTypeError),
+        (4, InvalidTypeError),
+    ):
+        with pytest.raises(error, match="stack: expected"):
+            parts.Compact(stack=stack)
+    with pytest.raises(InvalidTypeError, match="compact: expected True, False or a Compact, got 4"):
+        parts.LazyTensorStorage(5, compact=4)
+    for stack, reason in (
+        ({"pixels": 4}, "got 'pixels'"),
+        ({"t": 4}, "got 't'"),
+        ({"observation": 5}, r"multiple of 5 frames, got the shape \(4, 16\)$"),
+        ({"observation": (4, 2)}, "dimension 2"),
+        ({"observation": (3, 1)}, "dimension 1"),
+    ):
+        storage = parts.LazyTensorStorage(50, compact=parts.Compact(stack=stack))
+        with pytest.raises(SchemaError, match=reason):
+            storage.set(range(20), chained(20, width=16, frames=4))
+        assert not storage.initialized
+    storage = parts.LazyTensorStorage(50, compact=parts.Compact(stack={}))
+    storage.set(range(20), chained(20, width=16, frames=4))
+    assert "stack" not in repr(storage)
+    storage = parts.LazyTensorStorage(50, compact=parts.Compact(stack={"observation": 16}))
+    storage.set(range(20), chained(20, width=16, frames=4))
+    assert right(storage.get(slice(None))), "wrongly declared stacks only take more memory"
+
+
+@pytest.mark.parametrize("way", ["state", "checkpoint"])
+@pytest.mark.parametrize("of", ["compact", "plain"])
+def test_loads_find_stacks(way: str, of: str, tmp_path: Path) -> None:
+    source, other = (
+        parts.ReplayBuffer(storage=parts.LazyTensorStorage(100, compact=is_compact), batch_size=64)
+        for is_compact in (of == "compact", True)
+    )
+    source.extend(chained(130, width=16, odd=9, frames=4))
+    if way == "state":
+        other.load_state_dict(source.state_dict())
+    else:
+        source.dumps(tmp_path)
+        other.loads(tmp_path)
+    assert "stack={'observation': 4}" in repr(other.storage)
+    other.extend(chained(30, 130, width=16, odd=9, frames=4))
+    assert right(other[:], odd=9) and right(other.sample(), odd=9)
+    other.storage.check_valid()
 
 
 def test_interleaved_streams_of_one_dimension_are_stored_apart() -> None:
@@ -584,11 +728,13 @@ def test_a_forked_process_reads_a_copy_in_memory_but_no_files() -> None:
         assert right(buffer[:])
 
 
+@pytest.mark.parametrize("frames", [0, 4])
 @pytest.mark.parametrize("ahead", [None, 2])
-def test_batches_are_right_while_a_writer_moves_outcomes(ahead: int | None) -> None:
+def test_batches_are_right_while_a_writer_moves_rows(ahead: int | None, frames: int) -> None:
     odd, size = 3, 40
+    rows = partial(chained, width=2000 if not frames else 500, odd=odd, frames=frames)
     buffer = parts.ReplayBuffer(storage=compact(size), batch_size=32, prefetch=ahead)
-    buffer.extend(chained(size, width=2000, odd=odd))
+    buffer.extend(rows(size))
     stop, failures, counts = threading.Event(), [], [0, 0, 0]
 
     def read(which: int) -> None:
@@ -612,11 +758,11 @@ def test_batches_are_right_while_a_writer_moves_outcomes(ahead: int | None) -> N
     while min(counts) < 20 and not failures:
         count = t % 7 + 1
         if t % 5:
-            buffer.extend(chained(count, t, width=2000, odd=odd))
+            buffer.extend(rows(count, t))
             t += count
         else:
             slot = t % size
-            buffer[slot] = chained(1, t, width=2000, odd=odd)[0]
+            buffer[slot] = rows(1, t)[0]
             t += 1
     stop.set()
     for thread in threads:
@@ -625,30 +771,33 @@ def test_batches_are_right_while_a_writer_moves_outcomes(ahead: int | None) -> N
     buffer.storage.check_valid()
 
 
+@pytest.mark.parametrize("frames", [0, 4])
 @pytest.mark.parametrize("way", ["ring", "slots"])
-def test_snapshots_keep_outcomes_that_move_after_them(way: str) -> None:
+def test_snapshots_keep_rows_that_move_after_them(way: str, frames: int) -> None:
     width = 40_000  # a snapshot copies pieces of 256 KB, so each row is one
     storage = compact(12)
     buffer = parts.ReplayBuffer(storage=storage)
-    buffer.extend(chained(17, width=width))
+    rows = partial(chained, width=width, frames=frames)
+    buffer.extend(rows(17))
     before, value = storage.get(slice(None)).clone(), storage.snapshot()
     if way == "ring":
         for t in range(17, 21):  # the newest step's outcome leaves its spare row, which is used again
-            buffer.add(chained(1, t, width=width)[0])
+            buffer.add(rows(1, t)[0])
     else:
-        storage.set(
-            [9, 2], chained(2, 800, width=width)
-        )  # the outcomes of slots 8 and 1 leave the slots behind them
+        storage.set([9, 2], rows(2, 800))  # the outcomes of slots 8 and 1 leave the slots behind them
     other = parts.LazyTensorStorage(12)
     other.load_state_dict(storage.plain_state(value))
     assert bits_of(other.get(slice(None))) == bits_of(before)
 
 
 class Overtaken:
-    """Columns whose rows are read after a writer has been called, once for each read."""
+    """Rows that are read after a writer has been called, once for each read."""
 
     def __init__(self, columns: Any, writes: list[Callable[[], Any]]) -> None:
         self.columns, self.writes = columns, writes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.columns, name)
 
     def gather(self, *arguments: Any) -> Any:
         if self.writes:
@@ -662,8 +811,8 @@ def test_outcomes_that_move_during_a_read_are_read_again() -> None:
         buffer = parts.ReplayBuffer(storage=storage)
         buffer.extend(chained(written))
         store = storage._table.columns
-        store._rows = Overtaken(store._rows, [lambda write=write: write(buffer) for write in writes])
-        return storage, store._rows
+        store.apart = Overtaken(store.apart, [lambda write=write: write(buffer) for write in writes])
+        return storage, store.apart
 
     def follow(buffer: Any) -> None:
         """Let the newest step's outcome leave its spare row, which then serves another step."""
@@ -686,26 +835,28 @@ def test_outcomes_that_move_during_a_read_are_read_again() -> None:
         assert len(left.writes) <= 4, "the last try makes writers wait"
 
 
-CALLS: dict[str, Callable[[Any], Any]] = {
-    "extend": lambda buffer: buffer.extend(chained(5, 60, odd=3)),
-    "extend_all": lambda buffer: buffer.extend(chained(30, 60, odd=3)),
-    "continue": lambda buffer: buffer.extend(chained(5, 25, odd=7)),
-    "add": lambda buffer: buffer.add(chained(1, 60)[0]),
-    "set": lambda buffer: buffer.__setitem__(slice(2, 5), chained(3, 60, odd=2)),
-    "set_some": lambda buffer: buffer.storage.set([7, 3, 4, 3], chained(4, 60, odd=2)),
-    "column": lambda buffer: buffer.__setitem__("observation", buffer[:]["observation"].flip(0)),
-    "empty": lambda buffer: buffer.empty(),
-    "load": lambda buffer: buffer.load_state_dict(SAVED),
+CALLS: dict[str, Callable[[Any, Any], Any]] = {
+    "extend": lambda buffer, rows: buffer.extend(rows(5, 60, odd=3)),
+    "extend_all": lambda buffer, rows: buffer.extend(rows(30, 60, odd=3)),
+    "continue": lambda buffer, rows: buffer.extend(rows(5, 25, odd=7)),
+    "add": lambda buffer, rows: buffer.add(rows(1, 60)[0]),
+    "set": lambda buffer, rows: buffer.__setitem__(slice(2, 5), rows(3, 60, odd=2)),
+    "set_some": lambda buffer, rows: buffer.storage.set([7, 3, 4, 3], rows(4, 60, odd=2)),
+    "column": lambda buffer, rows: buffer.__setitem__("observation", buffer[:]["observation"].flip(0)),
+    "empty": lambda buffer, rows: buffer.empty(),
+    "load": lambda buffer, rows: buffer.load_state_dict(saved(rows)),
 }
 
 
-def filled(is_compact: bool, written: int = 25) -> Any:
+def filled(is_compact: bool, written: int = 25, rows: Callable[..., TensorDict] = chained) -> Any:
     buffer = parts.ReplayBuffer(storage=parts.LazyTensorStorage(20, compact=is_compact), batch_size=8, seed=0)
-    buffer.extend(chained(written, odd=7))
+    buffer.extend(rows(written, odd=7))
     return buffer
 
 
-SAVED = filled(False, 17).state_dict()
+@cache
+def saved(rows: Callable[..., TensorDict]) -> Any:
+    return filled(False, 17, rows).state_dict()
 
 
 def content(buffer: Any) -> dict[Any, Any]:
@@ -714,25 +865,28 @@ def content(buffer: Any) -> dict[Any, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rows", [chained, partial(chained, width=16, frames=4)], ids=["rows", "stacks"])
 @pytest.mark.parametrize("kind", ["once", "twice"])
 @pytest.mark.parametrize("call", CALLS)
-def test_interrupted_write_is_whole_or_absent(call: str, kind: str) -> None:
-    plain = [filled(False), filled(False)]
-    CALLS[call](plain[1])
+def test_interrupted_write_is_whole_or_absent(call: str, kind: str, rows: Callable[..., TensorDict]) -> None:
+    make, change = partial(filled, rows=rows), partial(CALLS[call], rows=rows)
+    saved(rows)
+    plain = [make(False), make(False)]
+    change(plain[1])
     states = [content(buffer) for buffer in plain]
     interrupted = interruptions if kind == "once" else double_interruptions
-    for subject, place in interrupted(lambda: filled(True), CALLS[call], 120):
+    for subject, place in interrupted(lambda: make(True), change, 120):
         try:
             found = in_another_thread(lambda subject=subject: content(subject))
             assert found in states, "half a change"
             subject.storage.check_valid()
-            other = filled(False)
+            other = make(False)
             if found == states[1]:
-                CALLS[call](other)
+                change(other)
             for buffer in (subject, other):
-                buffer.extend(chained(13, 100, odd=4))
-                buffer[3] = chained(1, 200)[0]
-                buffer.extend(chained(9, 113, odd=4))
+                buffer.extend(rows(13, 100, odd=4))
+                buffer[3] = rows(1, 200)[0]
+                buffer.extend(rows(9, 113, odd=4))
             assert content(subject) == content(other)
             subject.storage.check_valid()
         except Exception as error:

@@ -129,7 +129,12 @@ class HeapAllocator:
         ]
 
     def sparse(
-        self, paths: Sequence[KeyPath], fields: Sequence[Field], num_rows: int, more_rows: Sequence[int]
+        self,
+        paths: Sequence[KeyPath],
+        fields: Sequence[Field],
+        num_rows: int,
+        spare_bytes: Sequence[int],
+        more_rows: int,
     ) -> tuple[list[torch.Tensor], Reach]:
         """Return zeroed columns ``[num_rows + more, *field]`` on the CPU, with spare rows behind the first `num_rows`.
 
@@ -140,27 +145,27 @@ class HeapAllocator:
             paths: see `__call__`.
             fields: see `__call__`.
             num_rows: the number of rows that are reserved now.
-            more_rows: the number of spare rows of each column.
+            spare_bytes: the bytes of a spare row of each column, a multiple of its row's; 0 for columns without any.
+            more_rows: the number of spare rows.
         """
         check_room(
             "memory", _total(fields, num_rows), proc.available_memory(), num_rows, "use LazyMemmapStorage"
         )
-        plain = [field for field, more in zip(fields, more_rows, strict=True) if not more]
+        plain = [field for field, spare in zip(fields, spare_bytes, strict=True) if not spare]
         others = iter(self((), plain, num_rows) if plain else ())
         columns = []
-        for field, more in zip(fields, more_rows, strict=True):
-            rows = num_rows + more
+        for field, spare in zip(fields, spare_bytes, strict=True):
+            size = num_rows * field.row_bytes + more_rows * spare
             columns.append(
-                as_column(zeroed(rows * field.row_bytes, rows, hugepages.reserved), field, rows)
-                if more
+                as_column(zeroed(size, num_rows + more_rows, hugepages.reserved), field)
+                if spare
                 else next(others)
             )
-        row_bytes = sum(field.row_bytes for field, more in zip(fields, more_rows, strict=True) if more)
         usable = num_rows
 
         def reach(stop: int) -> None:
             nonlocal usable
-            needed = (stop - usable) * row_bytes
+            needed = (stop - usable) * sum(spare_bytes)
             check_room("memory", needed, proc.available_memory(), stop - usable, _SPARE)
             usable = stop
 
@@ -297,28 +302,34 @@ class FileAllocator:
                 self.discard()
 
     def sparse(
-        self, paths: Sequence[KeyPath], fields: Sequence[Field], num_rows: int, more_rows: Sequence[int]
+        self,
+        paths: Sequence[KeyPath],
+        fields: Sequence[Field],
+        num_rows: int,
+        spare_bytes: Sequence[int],
+        more_rows: int,
     ) -> tuple[list[torch.Tensor], Reach]:
         """Return zeroed columns in sparse files; see `HeapAllocator.sparse`."""
-        opened: list[tuple[fs.Descriptors, int]] = []
+        opened: list[tuple[fs.Descriptors, int, int]] = []
 
-        def map_column(file: Path, field: Field, num_rows: int, made: list[Path], more: int) -> torch.Tensor:
+        def map_column(file: Path, field: Field, num_rows: int, made: list[Path], spare: int) -> torch.Tensor:
             column = _map_column(file, field, num_rows, made)
-            if not more:
+            if not spare:
                 return column
-            region, descriptors = fs.map_sparse(file, (num_rows + more) * field.row_bytes)
-            opened.append((descriptors, field.row_bytes))
-            return as_column(np.frombuffer(region, np.uint8), field, num_rows + more)
+            region, descriptors = fs.map_sparse(file, num_rows * field.row_bytes + more_rows * spare)
+            opened.append((descriptors, num_rows * field.row_bytes, spare))
+            return as_column(np.frombuffer(region, np.uint8), field)
 
-        columns = self._mapped(paths, fields, num_rows, map_column, more_rows)
+        columns = self._mapped(paths, fields, num_rows, map_column, spare_bytes)
 
         usable = num_rows
 
         def reach(stop: int) -> None:
             nonlocal usable
             try:
-                for descriptors, row_bytes in opened:
-                    fs.reserve(descriptors.all[0], stop * row_bytes, usable * row_bytes)
+                for descriptors, before, spare in opened:
+                    ends = (before + (row - num_rows) * spare for row in (stop, usable))
+                    fs.reserve(descriptors.all[0], *ends)
             except OSError as cause:
                 raise CapacityError(
                     f"can't reserve {stop - num_rows} spare rows: {cause}; {_SPARE}"
@@ -381,8 +392,11 @@ def _map_column(file: Path, field: Field, num_rows: int, made: list[Path]) -> to
     return as_column(memory, field, num_rows)
 
 
-def as_column(memory: np.ndarray[Any, Any], field: Field, num_rows: int) -> torch.Tensor:
-    """Return `memory`, a one-dimensional uint8 array, as a tensor ``[num_rows, *field]``, without a copy."""
+def as_column(memory: np.ndarray[Any, Any], field: Field, num_rows: int = -1) -> torch.Tensor:
+    """Return `memory`, a one-dimensional uint8 array, as a tensor ``[num_rows, *field]``, without a copy.
+
+    If the rows have bytes, their number may be left out.
+    """
     if not memory.size:
         return torch.empty(num_rows, *field.shape, dtype=field.dtype, device="cpu")
     return torch.from_numpy(memory).view(field.dtype).view(num_rows, *field.shape)

@@ -1,14 +1,15 @@
-"""Columns in which an outcome that the following step's root repeats is stored once: the store of ``compact=True``.
+"""Columns in which observations and their frames are stored once: the store of ``compact=True``.
 
 Row t of ``("next", key)`` is read from the column of ``key``. If its bits equal the root of the following step, it is
-read at that step's slot, otherwise at a spare row behind the ring. Each write decides this by content.
+read at that step's slot, otherwise at a spare row behind the ring. A stack of frames is read from the newest frames of
+its step and of the steps before, or at a spare row. Each write decides this by content.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -18,9 +19,10 @@ import numpy as np
 import torch
 
 from gleanrl._arrays.native import Columns as NativeColumns
+from gleanrl._arrays.ragged import Leaf
 from gleanrl._arrays.results import Placement
 from gleanrl._arrays.schema import Field, allocate, numpy_view
-from gleanrl._arrays.tensordicts import Path
+from gleanrl._arrays.tensordicts import Path, as_key
 from gleanrl._checkpoint.reader import Stored
 from gleanrl._checkpoint.row_segments import bytes_of
 from gleanrl._os import proc
@@ -38,6 +40,12 @@ from gleanrl.data.replay_buffers.storages.columns import (
     column_store,
     written_by_core,
 )
+from gleanrl.data.replay_buffers.storages.frame_stacks import (
+    Compact,
+    FrameStack,
+    declared_stacks,
+    find_stacks,
+)
 from gleanrl.data.replay_buffers.storages.indexing import column_of, is_key
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
 from gleanrl.data.replay_buffers.storages.snapshots import Records, StorageState, read_records, stored_rows
@@ -51,15 +59,16 @@ _LEAST_BYTES = 16  # shorter rows are stored twice: the map of the rows would co
 _STEP_BYTES = 64 << 20  # by which the spare rows grow
 _FREE_CHECK_BYTES = 64 << 20  # copies below this size are made without a look at the free memory
 _LOGGED = 256  # number of writes whose rows a reader can still find
+_FOLLOWS = 0xFFFF0000  # a head from here on is no spare row; as in the core
 _address = torch.Tensor.data_ptr
 _TRIES = 4  # number of times that a reader reads rows again, before it makes writers wait
 
 
 class SharedColumn:
-    """A column of outcomes without own memory, for reading: an index of rows, or a slice, returns copies.
+    """A column of outcomes or stacks for reading: an index of rows, or a slice, returns copies.
 
-    Snapshots read it like any column. An outcome that a writer moves during a read is read again, so writers only have
-    to keep the rows that they overwrite.
+    Snapshots read it like any column. A row that a writer moves during a read is read again, so writers only have to
+    keep the rows that they overwrite.
     """
 
     is_cpu = True
@@ -85,8 +94,8 @@ class SharedColumn:
         return store.gather((slots,), (ColumnSource(self._position),))[0]
 
     def numel(self) -> int:
-        """Return the number of elements that are stored apart from the roots."""
-        return self._store().apart.num_apart * self.shape[1:].numel()
+        """Return the number of elements that are stored for this column alone."""
+        return self._store().elements(self._position)
 
     def is_contiguous(self) -> bool:
         """Return True."""
@@ -97,13 +106,13 @@ class SharedColumn:
         if name.startswith("__"):
             raise AttributeError(name)
         raise UnsupportedError(
-            f"column: a compact storage has no tensor of these outcomes, so it can't serve {name!r}; read rows by "
+            f"column: a compact storage has no tensor of these entries, so it can't serve {name!r}; read rows by "
             "column(path)[slots], or build the storage without compact"
         )
 
 
 class Arriving:
-    """The destination of a column of outcomes that a reader of files writes piece by piece."""
+    """The destination of a column of outcomes or stacks that a reader of files writes piece by piece."""
 
     is_cpu = False  # so that the reader copies
 
@@ -122,19 +131,22 @@ class Arriving:
 
 
 class CompactColumns(HostColumns):
-    """Columns in CPU memory or in mapped files, in which equal outcomes and following roots are stored once.
+    """Columns in CPU memory or in mapped files, in which outcomes that following roots repeat are stored once.
 
-    `SharedRows` in the core compares, writes and numbers rows. Its header describes the spare rows.
+    Frames of stacks are stored once too.
 
-    Threads: one thread writes, and any thread reads at any time. A reader notes which writes are complete, finds the
-    rows of the outcomes and copies them. Afterwards it reads outcomes again that a later write may have moved. The
-    caller finds torn records by their generations, as for all columns.
+    `SharedRows` in the core compares, writes and reads rows. Its header describes the spare rows.
+
+    Threads: one thread writes, and any thread reads at any time. A reader notes which writes are complete and copies
+    the rows. Afterwards it reads outcomes and stacks again that a later write may have moved. The caller finds torn
+    records by their generations, as for all columns.
 
     Args:
         fields: the leaves.
         columns: the column of each leaf; None for outcomes that are stored with their roots. Roots of these have
-            `spare_rows` further rows.
+            `spare_rows` further rows. The column of a stack holds frames.
         pairs: the outcomes and their roots, by position.
+        stacks: the roots that are stacks, by position.
         num_rows: the number of slots.
         streams: the slots of one step. The outcome of a slot is compared with the root so many slots later.
         reach: see `HeapAllocator.sparse`.
@@ -147,63 +159,74 @@ class CompactColumns(HostColumns):
         fields: Sequence[Field],
         columns: Sequence[torch.Tensor | None],
         pairs: Sequence[tuple[int, int]],
+        stacks: Mapping[int, FrameStack],
         num_rows: int,
         streams: int,
         reach: Callable[[int], None],
     ) -> None:
-        self._pairs, self.streams, self._reach = pairs, streams, reach
+        self._pairs, self.stacks, self.streams, self._reach = pairs, stacks, streams, reach
         self._of = dict(pairs)
-        self._columns = [column for column in columns if column is not None]
-        self._stored = [position for position, column in enumerate(columns) if column is not None]
+        self._moving = frozenset([*self._of, *stacks])
+        """The leaves whose rows a write of other rows may move."""
+        self._memory = {position: column for position, column in enumerate(columns) if column is not None}
+        """The column of each leaf that isn't an outcome."""
         seen: list[Any] = [
-            SharedColumn(self, position, field, num_rows) if column is None else column[:num_rows]
+            SharedColumn(self, position, field, num_rows)
+            if column is None or position in stacks
+            else column[:num_rows]
             for position, (field, column) in enumerate(zip(fields, columns, strict=True))
         ]
         self._usable = num_rows + 1  # the row after the last one that has memory
         self._places: Rows = np.empty(num_rows, np.uint32)
         """The row of each slot's outcomes in the columns of their roots."""
+        self._heads: Rows = np.empty(num_rows if stacks else 0, np.uint32)
+        """The spare row of each slot's stacks, or how they follow from the slots before."""
         self._log: deque[tuple[int, Any]] = deque(maxlen=_LOGGED)
-        """The number of each last write, and the slots whose outcomes it may move: first and count, or an array."""
+        """The number of each last write, and the slots whose rows it may move: first and count, or an array."""
         self._begun = self._done = 0
         self._lock = ForkSafeLock()  # held during a write
-        self._read_by: dict[Sources | None, tuple[Sources, list[int]]] = {}
         super().__init__(fields, seen)
         self.live_views = self._alone.live_views
 
     def _register(self) -> None:
         """Make the stores of parts of the columns."""
-        stored, roots = [self.fields[p] for p in self._stored], [root for _, root in self._pairs]
-        self._ring = OwnColumns(stored, [self.columns[position] for position in self._stored])
-        """All columns, without spare rows."""
-        # `_places` refuses slots behind the ring, so the number of rows here only has to cover all columns.
-        most = self.num_rows + spare_rows(self.num_rows, self.streams)
-        self._rows = HostColumns(stored, self._columns, most)
-        starts = {p: column.data_ptr() for p, column in zip(self._stored, self._columns, strict=True)}
+        roots, leaves = [root for _, root in self._pairs], range(len(self.fields))
+        starts = {position: column.data_ptr() for position, column in self._memory.items()}
+        frames = {p: (stack.frames, stack.pieces(self.fields[p])) for p, stack in self.stacks.items()}
         self.apart = NativeColumns.sharing(
-            [starts.get(position, 0) for position in range(len(self.fields))],
+            [starts.get(position, 0) for position in leaves],
             [field.row_bytes for field in self.fields],
-            [outcome for outcome, _ in self._pairs],
+            [*self._of],
             roots,
+            *zip(*[frames.get(position, (1, 1)) for position in leaves], strict=True),
             self.num_rows,
             self.streams,
             self._places.ctypes.data,
+            self._heads.ctypes.data if self.stacks else 0,
         )
-        """Compares, writes and numbers the rows."""
+        """Compares, writes and reads the rows."""
         self._ranges = [
-            (start, start + column.nbytes)
-            for start, column in zip(starts.values(), self._columns, strict=True)
+            (column.data_ptr(), column.data_ptr() + column.nbytes) for column in self._memory.values()
         ]
-        self._low, self._high = min(starts.values()), max(stop for _, stop in self._ranges)
-        self._unpaired = [p for p in self._stored if p not in roots]
+        self._low, self._high = min(low for low, _ in self._ranges), max(high for _, high in self._ranges)
+        self._unpaired = [position for position in self._memory if position not in roots]
         self._alone: ColumnStore = (
             OwnColumns([self.fields[p] for p in self._unpaired], [self.columns[p] for p in self._unpaired])
             if self._unpaired
             else NoColumns(self.num_rows)
         )
         """The columns whose live views users may have."""
-        columns = dict(zip(self._stored, self._columns, strict=True))
-        by_leaf = [columns[self._of.get(p, p)][: self.num_rows] for p in range(len(self.fields))]
-        self._by_core = written_by_core(by_leaf)
+        # Only shapes and dtypes count here: the column of a stack has more than enough memory.
+        by_leaf = [
+            self._memory[self._of.get(position, position)].reshape(-1)[: self.num_rows * field.shape.numel()]
+            for position, field in enumerate(self.fields)
+        ]
+        self._by_core = written_by_core(
+            [
+                column.view(self.num_rows, *field.shape)
+                for column, field in zip(by_leaf, self.fields, strict=True)
+            ]
+        )
 
     def fits(self, leaves: list[torch.Tensor], lead: torch.Size) -> bool:
         """Let the core compare the leaves' shapes and dtypes; see `ColumnStore.fits`."""
@@ -212,60 +235,50 @@ class CompactColumns(HostColumns):
     # Reading
 
     def gather(self, indices: tuple[torch.Tensor, ...], wanted: Sources | None = None) -> list[torch.Tensor]:
-        """Fetch all leaves in one native call; then fetch outcomes again that a writer moved meanwhile."""
-        slots = indices[0]
-        sources, outcomes = self._read_by.get(wanted) or self._read_from(wanted)
-        if not outcomes:
-            return self._ring.gather((slots,), sources)
-        done = self._done
-        leaves = self._rows.gather((slots, self._following(slots)), sources)
+        """Fetch all leaves in one native call; then fetch rows again that a writer moved meanwhile."""
+        slots, done = indices[0], self._done
+        count = slots.shape[0]
+        plan = self._plans.get((count, wanted)) or self._plan(count, wanted)
+        leaves, to = plan.make()
+        self.apart.gather(slots.data_ptr(), count, to, plan.columns)
         if self._begun != done:
-            self._read_again(slots, done, [(leaves[p], sources[p].column) for p in outcomes])
+            self._read_again(slots, done, leaves, plan.columns or range(len(leaves)))
         return leaves
 
-    def _following(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return the rows of the outcomes of slots; raise `IndexError` for slots outside of the ring."""
-        places = torch.empty_like(slots)  # a third of the time of `empty` with its arguments
-        self.apart.find(slots.data_ptr(), slots.shape[0], places.data_ptr())
-        return places
-
-    def _read_from(self, wanted: Sources | None) -> tuple[Sources, list[int]]:
-        """Return the source of each wanted leaf among the stored columns, and the positions of outcomes among them."""
-        leaves = range(len(self.fields)) if wanted is None else [source.column for source in wanted]
-        column = {position: number for number, position in enumerate(self._stored)}
-        sources = tuple(ColumnSource(column[self._of.get(leaf, leaf)], leaf in self._of) for leaf in leaves)
-        found = sources, [position for position, source in enumerate(sources) if source.array]
-        self._read_by[wanted] = found
-        return found
-
-    def _read_again(self, slots: torch.Tensor, done: int, outcomes: list[tuple[torch.Tensor, int]]) -> None:
-        """Read outcomes again that a write after the write number `done` may have moved, in place.
+    def _read_again(
+        self, slots: torch.Tensor, done: int, leaves: list[torch.Tensor], positions: Sequence[int]
+    ) -> None:
+        """Read rows again that a write after the write number `done` may have moved, in place.
 
         Args:
             slots: the slots that were read.
             done: the last write that was complete before.
-            outcomes: the rows that were read, and the number of their column.
+            leaves: the rows that were read.
+            positions: the position of each of these leaves.
         """
-        for attempt in range(_TRIES):
+        moving = [(leaf, p) for leaf, p in zip(leaves, positions, strict=True) if p in self._moving]
+        for attempt in range(_TRIES if moving else 0):
             stale = torch.from_numpy(self._moved_since(slots.numpy(), done).nonzero()[0])
             if not len(stale):
                 return
-            done, last = self._done, attempt == _TRIES - 1
-            if last:
+            done = self._done
+            if attempt == _TRIES - 1:
                 with self._lock.lock:
-                    self._replace(slots, stale, outcomes)
+                    self._replace(slots, stale, moving)
             else:
-                self._replace(slots, stale, outcomes)
+                self._replace(slots, stale, moving)
 
     def _replace(
-        self, slots: torch.Tensor, stale: torch.Tensor, outcomes: list[tuple[torch.Tensor, int]]
+        self, slots: torch.Tensor, stale: torch.Tensor, moving: list[tuple[torch.Tensor, int]]
     ) -> None:
-        at = self._following(slots[stale])
-        for leaf, column in outcomes:
-            numpy_view(leaf)[stale.numpy()] = numpy_view(self._rows.gather((at,), (ColumnSource(column),))[0])
+        at = slots[stale]
+        for leaf, position in moving:
+            rows = torch.empty(len(at), *leaf.shape[1:], dtype=leaf.dtype, device="cpu")
+            self.apart.gather(at.data_ptr(), len(at), [rows.data_ptr()], [position])
+            numpy_view(leaf)[stale.numpy()] = numpy_view(rows)
 
     def _moved_since(self, slots: Rows, done: int) -> Rows:
-        """Return whether a write after the write `done` may have moved the outcomes of slots, ``(n,)`` bool."""
+        """Return whether a write after the write `done` may have moved rows of slots, ``(n,)`` bool."""
         log = tuple(self._log)
         if log[0][0] > done + 1:  # too many writes to remember
             return np.ones(len(slots), bool)
@@ -314,37 +327,38 @@ class CompactColumns(HostColumns):
         return [found[position] for position in leaves]
 
     def view(self, position: int) -> Any:
-        """Return a live view of a column, for reading only; a `SharedColumn` for outcomes that are stored once."""
-        if position in self._of:
-            return self.columns[position]
-        return self._ring.view(self._stored.index(position))
+        """Return a live view of a column, for reading only; a `SharedColumn` for outcomes and stacks."""
+        column = self.columns[position]
+        if isinstance(column, SharedColumn):
+            return column
+        return torch.from_numpy(numpy_view(column)).view(column.dtype)  # with a separate torch storage
 
     # Writing
 
-    def make_room(self, count: int) -> None:
+    def make_room(self, count: int, by_slot: bool = False) -> None:
         """Make sure that a write of `count` rows finds spare rows. Call it before each write.
 
         Raises:
             CapacityError: there is too little memory or disk space for further spare rows. Nothing changed.
         """
-        stop = self.apart.reach(2 * count)
+        stop = self.apart.reach(count, by_slot)
         if stop > self._usable:
             step = _STEP_BYTES // sum(self.fields[root].row_bytes for _, root in self._pairs)
-            stop = max(
-                stop, min(self._usable + step, self.num_rows + spare_rows(self.num_rows, self.streams))
-            )
+            most = self.num_rows + spare_rows(self.num_rows, self.streams, bool(self.stacks))
+            stop = max(stop, min(self._usable + step, most))
             self._reach(stop)
             self._usable = stop
 
     def write(self, start: int, count: int, leaves: list[torch.Tensor]) -> None:
         """Write rows of a ring, and share outcomes with roots. An interrupted call may be repeated."""
-        touched = (start - self.streams) % self.num_rows, count + self.streams
+        touched = (start - self.streams) % self.num_rows, count + self.streams * self._most_frames
         self._change(touched, self.apart.write, start, count, leaves)
 
     def put(self, slots: torch.Tensor, leaves: list[torch.Tensor]) -> None:
         """Write rows in the order of `slots`, and share outcomes with roots. An interrupted call may be repeated."""
         written = slots.numpy()
-        touched = np.concatenate((written, (written - self.streams) % self.num_rows))
+        steps = np.arange(-1, self._most_frames)[:, None]
+        touched = ((written + steps * self.streams) % self.num_rows).reshape(-1)
         self._change(touched, self.apart.put, slots.data_ptr(), len(written), leaves)
 
     def _change(
@@ -374,6 +388,10 @@ class CompactColumns(HostColumns):
         self.apart.watch(outcomes, roots, flags)
         return self._seams
 
+    @property
+    def _most_frames(self) -> int:
+        return max((stack.frames for stack in self.stacks.values()), default=1)
+
     def _seams(self, newest: int, steps: int, streams: int, leaves: list[torch.Tensor]) -> bytes | None:
         return self.apart.seams(newest, steps, streams, self.addresses(leaves))
 
@@ -387,13 +405,13 @@ class CompactColumns(HostColumns):
             self.write(start, leaves[0].shape[0], leaves)
 
     def arriving(self) -> list[torch.Tensor | Arriving]:
-        """Return columns for a reader of files: it fills roots in place, and copies outcomes piece by piece."""
+        """Return columns for a reader of files: it copies outcomes and stacks in pieces, and fills others in place."""
         pieces: dict[int, dict[int, torch.Tensor]] = {}  # by their first row and column
 
         def arrive(position: int, start: int, piece: torch.Tensor) -> None:
             found = pieces.setdefault(start, {})
             found[position] = piece
-            if len(found) == len(self._pairs):
+            if len(found) == len(self._moving):
                 count = piece.shape[0]
                 leaves = [
                     found.get(p, column[start : start + count]) for p, column in enumerate(self.columns)
@@ -414,16 +432,37 @@ class CompactColumns(HostColumns):
 
     def check_valid(self) -> None:
         """Raise AssertionError if two rows share a spare row, or a free one is in use; for tests."""
-        apart = self._places[self._places > self.num_rows].tolist()
-        spares = apart + self.apart.free()
+        spares = [*self._outcomes_apart, *self._stacks_apart, *self.apart.free()]
         assert len(spares) == len(set(spares)), "a spare row is used twice"
         assert set(spares) == set(range(self.num_rows + 1, self.apart.used)), (
             "a spare row is lost or out of range"
         )
         assert self.apart.used <= self._usable, "a spare row has no memory"
-        for position, column in zip(self._stored, self._columns, strict=True):
-            if position in self._of.values():
-                assert not bool(bytes_of(column[self.num_rows]).any()), "the row of zeros was written"
+        for root in self._of.values():
+            assert not bool(bytes_of(self._memory[root][self.num_rows]).any()), "the row of zeros was written"
+
+    def elements(self, position: int) -> int:
+        """Return the number of elements that are stored for an outcome or a stack alone."""
+        size, stack = self.fields[position].shape.numel(), self.stacks.get(position)
+        if stack is None:
+            return size * len(self._outcomes_apart)
+        return size * len(self._stacks_apart) + size // stack.frames * self.num_rows
+
+    @property
+    def _outcomes_apart(self) -> Rows:
+        return self._places[self._places > self.num_rows]
+
+    @property
+    def _stacks_apart(self) -> Rows:
+        return self._heads[self._heads < _FOLLOWS]
+
+    def texts(self, num_rows: int) -> list[str]:
+        """Return which entries of `num_rows` stored rows are stored once, for the storage's repr."""
+        texts = [f"{len(self._outcomes_apart)} of {num_rows} outcomes stored apart"]
+        if self.stacks:
+            found = ", ".join(f"{as_key(stack.path)!r}: {stack.frames}" for stack in self.stacks.values())
+            texts += [f"stack={{{found}}}, {len(self._stacks_apart)} of {num_rows} stacks stored apart"]
+        return texts
 
     def of_parent(self) -> ParentsCompactColumns:
         """Return columns for a forked child, which refuse all use of the mapped files."""
@@ -448,21 +487,28 @@ class ParentsCompactColumns(ColumnStore):
     views = view = check_writable = take = make_room = _refuse  # type: ignore[assignment]
 
 
-def spare_rows(num_rows: int, streams: int) -> int:
-    """Return how many rows follow the ring: zeros, a spare row for each slot, and one for each slot of a step.
+def spare_rows(num_rows: int, streams: int, stacks: bool) -> int:
+    """Return how many rows follow the ring: zeros, and the spare rows.
 
-    Spare rows of the step before a write become free only after the write, so a step needs some more.
+    Each slot has one for its outcomes, and one for its stacks. Spare rows of the step before a write become free only
+    after the write, so a step needs some more.
     """
-    return 1 + num_rows + streams
+    return 1 + num_rows * (2 if stacks else 1) + streams
 
 
 def compact_store(
-    streams: int, allocate: Allocator, paths: Sequence[Path], fields: Sequence[Field], num_rows: int
+    streams: int,
+    stacks: Callable[[dict[Path, Field]], Iterable[FrameStack]],
+    allocate: Allocator,
+    paths: Sequence[Path],
+    fields: Sequence[Field],
+    num_rows: int,
 ) -> ColumnStore:
     """Make the columns of a compact storage; like `column_store` if no outcome can be stored with its root.
 
     Args:
         streams: the rows of one time step.
+        stacks: returns the stacks among roots.
         allocate: makes the columns.
         paths: the paths of the leaves with columns.
         fields: their fields.
@@ -470,23 +516,27 @@ def compact_store(
 
     Raises:
         CapacityError: there is too little memory or disk space.
+        SchemaError: a stack that the user names isn't there.
     """
     number = {path: position for position, path in enumerate(paths)}
     repeated = twins(dict(zip(paths, fields, strict=True)))
     long = {path: path[1:] for path in repeated if fields[number[path]].row_bytes >= _LEAST_BYTES}
     # A root that is itself the outcome of another entry, as in ("next", "next", key), has no column.
-    pairs = [(number[outcome], number[root]) for outcome, root in long.items() if root not in long]
+    pairs = {number[outcome]: number[root] for outcome, root in long.items() if root not in long}
+    found = {
+        number[stack.path]: stack for stack in stacks({paths[root]: fields[root] for root in pairs.values()})
+    }
     if not pairs:
         return column_store(allocate, paths, fields, num_rows)
-    outcomes, roots = {outcome for outcome, _ in pairs}, {root for _, root in pairs}
-    stored = [position for position in range(len(paths)) if position not in outcomes]
-    more = [spare_rows(num_rows, streams) if position in roots else 0 for position in stored]
+    stored = [position for position in range(len(paths)) if position not in pairs]
+    kept = [found[p].frame(fields[p]) if p in found else fields[p] for p in stored]
+    more = spare_rows(num_rows, streams, bool(found))
+    spares = [fields[position].row_bytes if position in pairs.values() else 0 for position in stored]
     assert isinstance(allocate, (HeapAllocator, FileAllocator))
-    columns, reach = allocate.sparse([paths[p] for p in stored], [fields[p] for p in stored], num_rows, more)
+    columns, reach = allocate.sparse([paths[p] for p in stored], kept, num_rows, spares, more)
     by_position = dict(zip(stored, columns, strict=True))
-    return CompactColumns(
-        fields, [by_position.get(p) for p in range(len(paths))], pairs, num_rows, streams, reach
-    )
+    in_order = [by_position.get(p) for p in range(len(paths))]
+    return CompactColumns(fields, in_order, [*pairs.items()], found, num_rows, streams, reach)
 
 
 class CompactStorage(Storage):
@@ -497,10 +547,23 @@ class CompactStorage(Storage):
     """
 
     _table: Table | None
+    compact: Compact
+    """What the user asked for."""
 
-    def _store_for(self, streams: int) -> StoreMaker:
-        """Return the function that makes the columns, for steps of so many rows."""
-        return partial(compact_store, streams)
+    def _store_for(self, form: RecordFormat, streams: int, leaves: Sequence[Leaf]) -> StoreMaker:
+        """Return the function that makes the columns, for steps of so many rows that begin with `leaves`."""
+        return partial(compact_store, streams, partial(self._stacks, form, streams, leaves))
+
+    def _stacks(
+        self, form: RecordFormat, streams: int, leaves: Sequence[Leaf], roots: dict[Path, Field]
+    ) -> list[FrameStack]:
+        """Return the stacks among `roots`: the present ones, or else declared ones, or else stacks that leaves show."""
+        columns, stack = self._once, self.compact.stack
+        if columns is not None:
+            return [*columns.stacks.values()]
+        if stack is not None:
+            return declared_stacks(stack, roots)
+        return find_stacks(roots, dict(zip(form.schema.paths, leaves, strict=bool(leaves))), streams)
 
     @property
     def _once(self) -> CompactColumns | None:
@@ -524,7 +587,7 @@ class CompactStorage(Storage):
     ) -> None:
         columns = self._once
         if columns is not None and slots.shape[0]:
-            columns.make_room(slots.shape[0])
+            columns.make_room(slots.shape[0], by_slot=True)
         super()._put(rows, slots, amended, num_steps, end, ordered)
 
     def _forget(self) -> None:
@@ -549,21 +612,24 @@ class CompactStorage(Storage):
     def _flattened(self) -> Any:
         raise UnsupportedError("flatten: a compact storage has no columns to share; build it without compact")
 
-    def _loading_table(self, form: RecordFormat, streams: int, num_rows: int) -> Table:
+    def _loading_table(
+        self, form: RecordFormat, streams: int, num_rows: int, leaves: Sequence[Leaf]
+    ) -> Table:
         """Make a table for records to load, next to the present one."""
         table: Table | None = self._table
         allocator: Any = self.allocator  # type: ignore[attr-defined]
         if table is not None and isinstance(allocator, FileAllocator):
             allocator = allocator.another()
         known = form if table is None else table.form
-        made = Table(known, num_rows, allocator, self.device, self._store_for(streams))  # type: ignore[attr-defined]
+        store = self._store_for(form, streams, leaves)
+        made = Table(known, num_rows, allocator, self.device, store)  # type: ignore[attr-defined]
         if self.ndim > 1:
             made.watch_mask()
         return made
 
     def _loaded(self, records: Records, streams: int, num_rows: int) -> Records:
         """Return records in a new table."""
-        table = self._loading_table(records.form, streams, num_rows)
+        table = self._loading_table(records.form, streams, num_rows, records.columns)
         try:
             found = records.into(table)
             table.take(found.columns)
@@ -597,9 +663,8 @@ class CompactStorage(Storage):
         if table is not None:
             self.check_form(form, value)  # type: ignore[attr-defined]
         streams = torch.Size(value.batch_shape).numel()
-        target = self._loading_table(
-            form, streams, self.steps_that_fit(torch.Size(value.batch_shape)) * streams
-        )
+        num_rows = self.steps_that_fit(torch.Size(value.batch_shape)) * streams
+        target = self._loading_table(form, streams, num_rows, () if table else stored.first_rows()[1:])
         try:
             columns = target.columns
             own = columns.arriving() if isinstance(columns, CompactColumns) else columns.columns
@@ -626,11 +691,11 @@ class CompactStorage(Storage):
             columns.check_valid()
 
     def __repr__(self) -> str:
-        """Return the class, the size, the schema, and how many outcomes are stored apart from the following roots."""
+        """Return the class, the size, the schema, the stacks, and how many outcomes and stacks are stored apart."""
         columns = self._once
         text = super().__repr__().replace("Compact", "Lazy", 1)
-        rows = "" if columns is None else f", {columns.apart.num_apart} of {len(self)} outcomes stored apart"
-        return f"{text[:-1]}, compact=True{rows})"
+        texts = [] if columns is None else columns.texts(len(self))
+        return ", ".join([text[:-1], "compact=True", *texts]) + ")"
 
 
 def _streams_of(table: Table) -> int:

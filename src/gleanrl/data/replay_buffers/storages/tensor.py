@@ -37,6 +37,7 @@ from gleanrl.data.replay_buffers.storages.allocators import (
 from gleanrl.data.replay_buffers.storages.base import Prepared, Storage, count_all_as_written
 from gleanrl.data.replay_buffers.storages.columns import apart, column_store, plain, repeated
 from gleanrl.data.replay_buffers.storages.compact import CompactStorage
+from gleanrl.data.replay_buffers.storages.frame_stacks import Compact
 from gleanrl.data.replay_buffers.storages.indexing import basic_index, column_of, is_key, slots_at
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat, in_memory
 from gleanrl.data.replay_buffers.storages.record_formats import (
@@ -184,16 +185,16 @@ class TensorStorage(Storage):
             self.device = device
             self.allocator = HeapAllocator(device)
 
-    def _make_table(self, form: RecordFormat, batch: torch.Size) -> Table:
+    def _make_table(self, form: RecordFormat, batch: torch.Size, leaves: Sequence[Leaf] = ()) -> Table:
         streams = batch.numel()
-        rows, store = self.steps_that_fit(batch) * streams, self._store_for(streams)
+        rows, store = self.steps_that_fit(batch) * streams, self._store_for(form, streams, leaves)
         table = Table(form, rows, self.allocator, self.device, store)
         if self.ndim > 1:  # with one dimension, writes drop padding rows
             table.watch_mask()
         return table
 
-    def _store_for(self, streams: int) -> StoreMaker:
-        """Return the function that makes the columns, for steps of so many rows."""
+    def _store_for(self, form: RecordFormat, streams: int, leaves: Sequence[Leaf]) -> StoreMaker:
+        """Return the function that makes the columns, for steps of so many rows that begin with `leaves`."""
         return column_store
 
     def _begin(self, table: Table, batch: torch.Size) -> None:
@@ -627,10 +628,10 @@ class LazyTensorStorage(TensorStorage):
         ndim: the number of leading batch dimensions of the data that are slots; the first is time.
         compilable: has no effect, see `ListStorage`.
         consolidated: has no effect, because all columns are in one region of memory anyway.
-        compact: whether an outcome ``("next", key)`` that the following step's ``key`` repeats is stored once (see
-            `CompactColumns`). Entries whose rows have 16 bytes or more and are no end flags are compared, bit for bit.
-            Batches are the same. Indexing returns copies of these entries instead of live views, and keys can't be
-            added after the first write.
+        compact: whether an outcome ``("next", key)`` that the following step's ``key`` repeats is stored once, and
+            each frame of a stack of frames (see `CompactColumns`); a `Compact` names the stacks. Entries whose rows
+            have 16 bytes or more and are no end flags are compared, bit for bit. Batches are the same. Indexing returns
+            copies of these entries instead of live views, and keys can't be added after the first write.
 
     Raises:
         InvalidArgumentError: `max_size`, `device` or `ndim` has a bad value.
@@ -654,7 +655,7 @@ class LazyTensorStorage(TensorStorage):
         ndim: int = 1,
         compilable: bool = False,
         consolidated: bool = False,
-        compact: bool = False,
+        compact: bool | Compact = False,
     ) -> None:
         target = usable_device("cpu" if device == "auto" else device)
         if target.type == "meta":
@@ -662,7 +663,7 @@ class LazyTensorStorage(TensorStorage):
         if compact:
             if target.type != "cpu" or device == "auto":
                 raise UnsupportedError(f'compact: expected device="cpu", got {device!r}; leave out compact')
-            _compacted(self, LazyTensorStorage, CompactTensorStorage)
+            _compacted(self, LazyTensorStorage, CompactTensorStorage, compact)
         self._open(max_size, HeapAllocator(target), target, ndim, device == "auto")
 
 
@@ -709,7 +710,7 @@ class LazyMemmapStorage(TensorStorage):
         ndim: int = 1,
         existsok: bool = False,
         compilable: bool = False,
-        compact: bool = False,
+        compact: bool | Compact = False,
     ) -> None:
         if str(device).partition(":")[0] != "cpu":
             raise InvalidArgumentError(
@@ -718,7 +719,7 @@ class LazyMemmapStorage(TensorStorage):
         if scratch_dir is not None and not isinstance(scratch_dir, (str, os.PathLike)):
             raise InvalidTypeError(f"scratch_dir: expected a path, got {scratch_dir!r}")
         if compact:
-            _compacted(self, LazyMemmapStorage, CompactMemmapStorage)
+            _compacted(self, LazyMemmapStorage, CompactMemmapStorage, compact)
         self.scratch_dir = None if scratch_dir is None else FilePath(scratch_dir)
         allocator = FileAllocator(self.scratch_dir, existsok)
         self._open(max_size, allocator, torch.device("cpu"), ndim)
@@ -766,7 +767,7 @@ def first_table(
     storage._settle(device_of(leaves))
     # Everything that can fail comes before the schema is fixed.
     there = [plain(leaf, storage.device) for leaf in leaves]
-    table = storage._make_table(form, batch)
+    table = storage._make_table(form, batch, there)
     to_the_end(lambda: storage._begin(table, batch))
     return table, there
 
@@ -779,11 +780,16 @@ class CompactMemmapStorage(CompactStorage, LazyMemmapStorage):
     """The class of ``LazyMemmapStorage(compact=True)``."""
 
 
-def _compacted(storage: TensorStorage, plain_kind: type[TensorStorage], kind: type[TensorStorage]) -> None:
+def _compacted(
+    storage: TensorStorage, plain_kind: type[TensorStorage], kind: type[TensorStorage], compact: Any
+) -> None:
     """Make a storage compact before its first write."""
+    if compact is not True and not isinstance(compact, Compact):
+        raise InvalidTypeError(f"compact: expected True, False or a Compact, got {compact!r}")
     if type(storage) not in (plain_kind, kind):
         raise UnsupportedError(
             f"compact: expected a {plain_kind.__name__}, got the derived class {type(storage).__name__}; leave out "
             "compact"
         )
     storage.__class__ = kind
+    storage.compact = Compact() if compact is True else compact  # type: ignore[attr-defined]
