@@ -21,7 +21,7 @@ namespace {
 constexpr std::uint32_t kFollows = 0xFFFF0000;
 constexpr std::uint32_t kEmpty = kFollows + 1;
 constexpr int64_t kMostFrames = 0x7FFF;
-constexpr size_t kLine = 64, kLinesAhead = 64;
+constexpr int64_t kLine = 64;
 
 bool equal(const std::byte* left, const std::byte* right, int64_t bytes) {
   return std::memcmp(left, right, static_cast<size_t>(bytes)) == 0;
@@ -34,16 +34,9 @@ void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
 // Whether the newest b frames of a stack are in the slots before.
 int64_t steps_back(std::uint32_t head) { return head < kFollows ? 0 : (head - kFollows) >> 1; }
 
-// The pieces of `frames` frames alternate in a row: piece p of frame f is piece p * frames + f.
-template <class Piece>
-void interleave_as(const std::byte* const* from, int64_t frames, int64_t pieces, std::byte* to) {
-  for (int64_t p = 0; p < pieces; ++p) {
-    for (int64_t f = 0; f < frames; ++f) std::memcpy(to + (p * frames + f) * sizeof(Piece), from[f] + p * sizeof(Piece), sizeof(Piece));
-  }
-}
-
-// Four frames of bytes, such as gray images: the compiler works on many pieces at once.
-void interleave_four(const std::byte* const* from, int64_t pieces, std::byte* to) {
+// The pieces of frames alternate in a row: piece p of frame f is piece p * frames + f. The loops over four frames of
+// bytes, such as gray images, handle many pieces at once.
+void interleave_four(const std::byte* const* from, int64_t pieces, std::byte* __restrict to) {
   const std::byte *a = from[0], *b = from[1], *c = from[2], *d = from[3];
   for (int64_t p = 0; p < pieces; ++p) {
     to[4 * p] = a[p];
@@ -55,22 +48,29 @@ void interleave_four(const std::byte* const* from, int64_t pieces, std::byte* to
 
 void interleave(const std::byte* const* from, int64_t frames, int64_t pieces, int64_t bytes, std::byte* to) {
   if (bytes == 1 && frames == 4) return interleave_four(from, pieces, to);
-  if (bytes == 1) return interleave_as<std::uint8_t>(from, frames, pieces, to);
-  if (bytes == 4) return interleave_as<std::uint32_t>(from, frames, pieces, to);
-  for (int64_t p = 0; p < pieces; ++p) {
-    for (int64_t f = 0; f < frames; ++f) copy_bytes(to + (p * frames + f) * bytes, from[f] + p * bytes, bytes);
+  for (int64_t f = 0; f < frames; ++f) {
+    for (int64_t p = 0; p < pieces; ++p) copy_bytes(to + (p * frames + f) * bytes, from[f] + p * bytes, bytes);
   }
 }
 
 // The opposite: frame f begins at to + f * pieces * bytes.
+void separate_four(const std::byte* from, int64_t pieces, std::byte* to) {
+  std::byte* const __restrict a = to;
+  std::byte* const __restrict b = to + pieces;
+  std::byte* const __restrict c = to + 2 * pieces;
+  std::byte* const __restrict d = to + 3 * pieces;
+  for (int64_t p = 0; p < pieces; ++p) {
+    a[p] = from[4 * p];
+    b[p] = from[4 * p + 1];
+    c[p] = from[4 * p + 2];
+    d[p] = from[4 * p + 3];
+  }
+}
+
 void separate(const std::byte* from, int64_t frames, int64_t pieces, int64_t bytes, std::byte* to) {
+  if (bytes == 1 && frames == 4) return separate_four(from, pieces, to);
   for (int64_t f = 0; f < frames; ++f) {
-    std::byte* const frame = to + f * pieces * bytes;
-    if (bytes == 1) {
-      for (int64_t p = 0; p < pieces; ++p) frame[p] = from[p * frames + f];
-    } else {
-      for (int64_t p = 0; p < pieces; ++p) copy_bytes(frame + p * bytes, from + (p * frames + f) * bytes, bytes);
-    }
+    for (int64_t p = 0; p < pieces; ++p) copy_bytes(to + (f * pieces + p) * bytes, from + (p * frames + f) * bytes, bytes);
   }
 }
 
@@ -105,6 +105,7 @@ SharedRows::SharedRows(std::vector<std::byte*> bases, std::vector<int64_t> row_b
   if (streams < 1 || num_slots < streams || num_slots > std::numeric_limits<std::uint32_t>::max() / 4) {
     throw std::invalid_argument("SharedRows: expected 1 or more steps, and less than 2^30 rows");
   }
+  const int64_t last = limit(size_, streams_, heads != nullptr);
   is_outcome_.resize(bases_.size(), false);
   root_of_.resize(bases_.size(), -1);
   for (const auto [outcome, root] : pairs) {
@@ -118,9 +119,11 @@ SharedRows::SharedRows(std::vector<std::byte*> bases, std::vector<int64_t> row_b
     is_outcome_[outcome] = true;
     root_of_[outcome] = root_of_[root] = static_cast<int64_t>(roots_.size());
     pairs_.push_back({outcome, roots_.size()});
-    roots_.push_back({bases_[root], bytes, frames, pieces, bytes / frames, root});
+    const int64_t frame_bytes = bytes / frames, num_frames = size_ + (last - size_) * frames;
+    roots_.push_back(
+        {bases_[root], bytes, frames, pieces, frame_bytes, root, {{bases_[root]}, {frame_bytes}, num_frames}});
+    alternate_ = alternate_ || pieces > 1;
   }
-  const int64_t last = limit(size_, streams_, most_ > 1);
   for (size_t leaf = 0; leaf < bases_.size(); ++leaf) {
     all_leaves_.push_back(static_cast<int64_t>(leaf));
     row_bytes_ += bytes_[leaf];
@@ -149,7 +152,7 @@ int64_t SharedRows::reach(int64_t n, bool by_slot) const {
   // it, and the stacks of up to most_ - 1 steps behind it.
   const int64_t needed = n * (most_ > 1 ? 2 : 1) + (by_slot ? n : streams_) * most_;
   const int64_t more = std::max<int64_t>(needed - static_cast<int64_t>(free_.size()), 0);
-  return std::min(used_ + more, limit(size_, streams_, most_ > 1));
+  return std::min(used_ + more, limit(size_, streams_, heads_ != nullptr));
 }
 
 bool SharedRows::overlaps(Sources src) const {
@@ -167,35 +170,37 @@ void SharedRows::check(int64_t n, Sources src) const {
   }
 }
 
-std::vector<const std::byte*> SharedRows::by_frames(Sources src, int64_t n, Rows& made) const {
-  std::vector<const std::byte*> found(src.begin(), src.end());
+SharedRows::Sources SharedRows::by_frames(Sources src, int64_t n, Made& made) const {
+  if (!alternate_) return src;
+  made.leaves.assign(src.begin(), src.end());
   for (const auto [outcome, number] : pairs_) {
     const Root& root = roots_[number];
-    if (root.frames == 1 || root.pieces == 1) continue;
+    if (root.pieces == 1) continue;
     for (const size_t leaf : {outcome, root.leaf}) {
-      auto& rows = made.emplace_back(static_cast<size_t>(n * root.bytes));
+      auto& rows = made.rows.emplace_back(static_cast<size_t>(n * root.bytes));
       for (int64_t i = 0; i < n; ++i) {
         separate(src[leaf] + i * root.bytes, root.frames, root.pieces, root.frame_bytes / root.pieces,
                  rows.data() + i * root.bytes);
       }
-      found[leaf] = rows.data();
+      made.leaves[leaf] = rows.data();
     }
   }
-  return found;
+  return made.leaves;
 }
 
-const std::byte* SharedRows::frame(const Root& root, int64_t number, int64_t back) const {
+int64_t SharedRows::frame_number(const Root& root, int64_t number, int64_t back) const {
   if (number < size_) {
-    if (root.frames == 1) return root.base + number * root.bytes;
+    if (root.frames == 1) return number;
     const std::uint32_t head = heads_[number];
     if (head >= kFollows) {
       const int64_t there = steps_back(head);
-      if (back > there && head % 2 == 1) return root.base + size_ * root.frame_bytes;  // zeros
-      return root.base + around(number - std::min(back, there) * streams_) * root.frame_bytes;
+      if (back > there && head % 2 == 1) return size_;  // zeros
+      const int64_t slot = number - std::min(back, there) * streams_;
+      return slot < 0 ? around(slot) : slot;
     }
     number = head;
   }
-  return spare_row(root, number) + (root.frames - 1 - back) * root.frame_bytes;
+  return size_ + (number - size_ + 1) * root.frames - 1 - back;
 }
 
 bool SharedRows::equals(const Root& root, int64_t number, const std::byte* frames) const {
@@ -212,14 +217,29 @@ void SharedRows::copy_frames(const Root& root, int64_t number, std::byte* to) co
   }
 }
 
-void SharedRows::copy_row(const Root& root, int64_t number, std::byte* to) const {
-  if (root.pieces == 1) return copy_frames(root, number, to);
-  constexpr int64_t kFew = 16;
-  const std::byte* few[kFew];
-  std::vector<const std::byte*> many(root.frames > kFew ? static_cast<size_t>(root.frames) : 0);
-  const std::byte** const from = root.frames > kFew ? many.data() : few;
-  for (int64_t back = 0; back < root.frames; ++back) from[root.frames - 1 - back] = frame(root, number, back);
-  interleave(from, root.frames, root.pieces, root.frame_bytes / root.pieces, to);
+void SharedRows::copy_rows(const Root& root, std::span<const int64_t> rows, std::byte* to) const {
+  std::vector<int64_t> numbers(rows.size() * static_cast<size_t>(root.frames));
+  int64_t* at = numbers.data();
+  for (const int64_t number : rows) {
+    for (int64_t back = root.frames; back-- > 0;) *at++ = frame_number(root, number, back);
+  }
+  if (root.pieces == 1) {
+    const Columns::Index all[] = {numbers};
+    const Columns::Leaf leaf[] = {{0, 0}};
+    return root.column.gather(all, {&to, 1}, leaf);
+  }
+  std::vector<const std::byte*> from(static_cast<size_t>(root.frames));
+  const auto k = static_cast<size_t>(root.frames);
+  for (size_t i = 0; i < numbers.size(); i += k) {
+    for (size_t f = 0; f < k; ++f) {
+      from[f] = root.base + numbers[i + f] * root.frame_bytes;
+      if (i + k + f >= numbers.size()) continue;
+      const std::byte* const next = root.base + numbers[i + k + f] * root.frame_bytes;
+      for (int64_t b = 0; b < root.frame_bytes; b += kLine) __builtin_prefetch(next + b, 0, 2);
+    }
+    interleave(from.data(), root.frames, root.pieces, root.frame_bytes / root.pieces, to);
+    to += root.bytes;
+  }
 }
 
 void SharedRows::copy_to_spare(int64_t number, int64_t to) const {
@@ -272,13 +292,16 @@ void SharedRows::keep_apart(int64_t slot, Sources src, int64_t i) {
 
 void SharedRows::detach(int64_t start, int64_t n, Sources src) {
   const auto changes = [&](int64_t i, int64_t back) {
-    return i < n && std::any_of(roots_.begin(), roots_.end(), [&](const Root& root) {
-             const std::byte* const newest = src[root.leaf] + i * root.bytes + root.newest();
-             return root.frames > back && !equal(root.base + around(start + i) * root.frame_bytes, newest, root.frame_bytes);
-           });
+    return i < n && std::any_of(
+                        roots_.begin(), roots_.end(),
+                        [&](const Root& root) {
+                          const std::byte* const newest = src[root.leaf] + i * root.bytes + root.newest();
+                          return root.frames > back &&
+                                 !equal(root.base + wrapped(start + i) * root.frame_bytes, newest, root.frame_bytes);
+                        });
   };
   for (int64_t i = n; i < std::min(size_, n + (most_ - 1) * streams_); ++i) {
-    const int64_t slot = around(start + i);
+    const int64_t slot = wrapped(start + i);
     for (int64_t back = 1; back <= steps_back(heads_[slot]); ++back) {
       if (!changes(around(i - back * streams_), back)) continue;
       const int64_t to = spare();
@@ -299,7 +322,7 @@ std::uint32_t SharedRows::head(int64_t start, int64_t n, Sources src, int64_t i)
     return std::all_of(roots_.begin(), roots_.end(), [&](const Root& root) {
       if (root.frames <= back) return true;
       const std::byte* const newest = before < n ? src[root.leaf] + before * root.bytes + root.newest()
-                                                 : root.base + around(start + before) * root.frame_bytes;
+                                                 : root.base + wrapped(start + before) * root.frame_bytes;
       return equal(older(root, back), newest, root.frame_bytes);
     });
   };
@@ -320,7 +343,7 @@ std::uint32_t SharedRows::head(int64_t start, int64_t n, Sources src, int64_t i)
 
 void SharedRows::write_stacks(int64_t start, int64_t n, Sources src) {
   for (int64_t i = 0; i < n; ++i) {
-    std::uint32_t& at = heads_[around(start + i)];
+    std::uint32_t& at = heads_[wrapped(start + i)];
     const std::uint32_t follows = head(start, n, src, i), old = at;
     if (follows != 0) {
       at = follows;
@@ -336,7 +359,7 @@ void SharedRows::write_stacks(int64_t start, int64_t n, Sources src) {
   for (const Root& root : roots_) {
     if (root.frames == 1) continue;
     for (int64_t i = 0; i < n; ++i) {
-      copy_bytes(root.base + around(start + i) * root.frame_bytes, src[root.leaf] + i * root.bytes + root.newest(),
+      copy_bytes(root.base + wrapped(start + i) * root.frame_bytes, src[root.leaf] + i * root.bytes + root.newest(),
                  root.frame_bytes);
     }
   }
@@ -344,27 +367,27 @@ void SharedRows::write_stacks(int64_t start, int64_t n, Sources src) {
 
 void SharedRows::write_rows(int64_t start, int64_t n, Sources src, bool in_place, bool looks_behind) {
   // The step before, as far as this write doesn't overwrite it.
-  const int64_t before = around(start - streams_), last = std::min(streams_, n);
+  const int64_t before = wrapped(start - streams_), last = std::min(streams_, n);
   std::vector<int64_t> repeated;
   for (int64_t i = std::max<int64_t>(n - (size_ - streams_), 0); i < last; ++i) {
-    if (leave(around(before + i), src, i)) repeated.push_back(around(before + i));
+    if (leave(wrapped(before + i), src, i)) repeated.push_back(wrapped(before + i));
   }
   if (most_ > 1) detach(start, n, src);
   const auto is_repeated = [&](int64_t i) {
-    const int64_t behind = around(i + streams_);
+    const int64_t behind = wrapped(i + streams_);
     if (i + streams_ >= n && !looks_behind) return false;
     return std::all_of(pairs_.begin(), pairs_.end(), [&](const Shared& pair) {
       const Root& root = roots_[pair.root];
       const std::byte* const outcome = src[pair.outcome] + i * root.bytes;
       return behind < n ? equal(outcome, src[root.leaf] + behind * root.bytes, root.bytes)
-                        : equals(root, around(start + behind), outcome);
+                        : equals(root, wrapped(start + behind), outcome);
     });
   };
   for (int64_t i = 0; i < n; ++i) {
     if (is_repeated(i)) {
-      share(around(start + i));
+      share(wrapped(start + i));
     } else {
-      keep_apart(around(start + i), src, i);
+      keep_apart(wrapped(start + i), src, i);
     }
   }
   if (most_ > 1) write_stacks(start, n, src);
@@ -383,8 +406,8 @@ void SharedRows::write(int64_t start, int64_t n, Sources src, bool in_place) {
   if (n > size_) throw std::invalid_argument("SharedRows: more rows than slots");
   if (n == 0) return;
   if (start < 0 || start >= size_) throw std::out_of_range("SharedRows: start is outside of the ring");
-  Rows made;
-  const auto from = by_frames(src, n, made);
+  Made made;
+  const Sources from = by_frames(src, n, made);
   make_room(n, false);
   write_rows(start, n, from, in_place, false);
 }
@@ -393,8 +416,9 @@ void SharedRows::put(std::span<const int64_t> index, Sources src) {
   const auto n = static_cast<int64_t>(index.size());
   check(n, src);
   check_rows("put", index, size_);
-  Rows made;
-  auto from = by_frames(src, n, made);
+  Made made;
+  const Sources first = by_frames(src, n, made);
+  std::vector<const std::byte*> from(first.begin(), first.end());
   make_room(n, true);
   for (const int64_t slot : index) {
     write_rows(slot, 1, from, false, true);
@@ -421,11 +445,7 @@ void SharedRows::gather(std::span<const int64_t> index, std::span<std::byte* con
       continue;
     }
     if (out[p] == nullptr && !index.empty()) throw std::invalid_argument("gather: a null address");
-    std::byte* at = out[p];
-    for (const int64_t number : rows[is_outcome ? 1 : 0]) {
-      copy_row(*root, number, at);
-      at += root->bytes;
-    }
+    copy_rows(*root, rows[is_outcome ? 1 : 0], out[p]);
   }
   columns_.gather(rows, to, whole);
 }
@@ -453,7 +473,8 @@ bool SharedRows::seams(int64_t newest, int64_t steps, Sources src, std::uint8_t*
     const std::byte* first = row(outcome, newest);
     if (shared != nullptr) {
       auto& rows = outcomes.emplace_back(static_cast<std::size_t>(streams_ * bytes));
-      for (int64_t s = 0; s < streams_; ++s) copy_row(*shared, places_[newest + s], rows.data() + s * bytes);
+      const std::vector<int64_t> numbers(places_ + newest, places_ + newest + streams_);
+      copy_rows(*shared, numbers, rows.data());
       first = rows.data();
     }
     same = same && equal(first, src[root], streams_ * bytes);

@@ -97,6 +97,7 @@ class SharedRows {
     std::byte* base;
     std::int64_t bytes, frames, pieces, frame_bytes;
     std::size_t leaf;
+    Columns column;  // of its frames
     // Where the newest frame begins in a row whose frames follow each other.
     std::int64_t newest() const { return bytes - frame_bytes; }
   };
@@ -104,7 +105,11 @@ class SharedRows {
     std::size_t outcome;
     std::size_t root;  // among roots_
   };
-  using Rows = std::vector<std::vector<std::byte>>;
+  // Copies of sources.
+  struct Made {
+    std::vector<const std::byte*> leaves;
+    std::vector<std::vector<std::byte>> rows;
+  };
 
   std::byte* row(std::size_t leaf, std::int64_t number) const { return bases_[leaf] + number * bytes_[leaf]; }
   const Root* root_of(std::size_t leaf) const {
@@ -114,16 +119,19 @@ class SharedRows {
     return root.base + size_ * root.frame_bytes + (number - size_) * root.bytes;
   }
   // The frame `back` steps before the newest one, of a row of the ring or a spare row.
-  const std::byte* frame(const Root& root, std::int64_t number, std::int64_t back) const;
+  const std::byte* frame(const Root& root, std::int64_t number, std::int64_t back) const {
+    return root.base + frame_number(root, number, back) * root.frame_bytes;
+  }
+  std::int64_t frame_number(const Root& root, std::int64_t number, std::int64_t back) const;
   bool equals(const Root& root, std::int64_t number, const std::byte* frames) const;
-  // Copies a row: its frames one after the other, or as they are in rows outside.
+  // Copies a row, with its frames one after the other.
   void copy_frames(const Root& root, std::int64_t number, std::byte* to) const;
-  void copy_row(const Root& root, std::int64_t number, std::byte* to) const;
+  void copy_rows(const Root& root, std::span<const std::int64_t> rows, std::byte* to) const;
   void copy_to_spare(std::int64_t number, std::int64_t to) const;
 
   void check(std::int64_t n, Sources src) const;
-  // Returns the sources with the frames of each row one after the other. `made` keeps copies.
-  std::vector<const std::byte*> by_frames(Sources src, std::int64_t n, Rows& made) const;
+  // Returns the sources with the frames of each row one after the other.
+  Sources by_frames(Sources src, std::int64_t n, Made& made) const;
   // Allocates what the write needs, so that it can't fail later.
   void make_room(std::int64_t n, bool by_slot);
   std::int64_t spare();
@@ -140,21 +148,26 @@ class SharedRows {
   std::uint32_t head(std::int64_t start, std::int64_t n, Sources src, std::int64_t i) const;
   void write_stacks(std::int64_t start, std::int64_t n, Sources src);
   void write_rows(std::int64_t start, std::int64_t n, Sources src, bool in_place, bool looks_behind);
-  std::int64_t following(std::int64_t slot) const { return (slot + streams_) % size_; }
+  std::int64_t following(std::int64_t slot) const { return wrapped(slot + streams_); }
+  // A slot from a number in [-num_slots, 2 * num_slots), and from any number.
+  std::int64_t wrapped(std::int64_t number) const {
+    return number < 0 ? number + size_ : number < size_ ? number : number - size_;
+  }
   std::int64_t around(std::int64_t number) const { return (number % size_ + size_) % size_; }
 
   std::vector<std::byte*> bases_;
   std::vector<std::int64_t> bytes_;
   std::vector<Root> roots_;
   std::vector<Shared> pairs_;
-  std::vector<bool> is_outcome_;        // of each leaf
+  std::vector<bool> is_outcome_;       // of each leaf
   std::vector<std::int64_t> root_of_;  // the position of each outcome's and each root's root among roots_, or -1
   std::vector<Pair> twins_;
   std::vector<std::size_t> whole_, flags_;  // leaves with a row for each slot; end flags
   std::vector<std::int64_t> all_leaves_;
-  std::int64_t size_, streams_, row_bytes_ = 0, most_ = 1;  // most_: of frames
+  std::int64_t size_, streams_, row_bytes_ = 0, most_ = 1;             // most_: of frames
   std::vector<std::pair<const std::byte*, const std::byte*>> memory_;  // of the columns
   const std::byte *low_ = nullptr, *high_ = nullptr;
+  bool alternate_ = false;  // whether pieces of some frames alternate
   std::uint32_t *places_, *heads_;
   std::vector<std::uint32_t> free_;
   std::int64_t used_;
