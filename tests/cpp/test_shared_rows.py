@@ -44,7 +44,16 @@ class Ring:
         if not stacked:
             self.heads[:] = 0xFFFFFFFF
         self.rows = Columns.sharing(
-            bases, BYTES, OUTCOMES, ROOTS, self.frames, pieces, self.size, streams, self.places.ctypes.data, heads
+            bases,
+            BYTES,
+            OUTCOMES,
+            ROOTS,
+            self.frames,
+            pieces,
+            self.size,
+            streams,
+            self.places.ctypes.data,
+            heads,
         )
 
     def write(self, start: int, rows: list[np.ndarray], times: int = 1) -> None:
@@ -71,7 +80,11 @@ class Ring:
         self.rows.gather(slots.ctypes.data, self.size, [rows.ctypes.data for rows in found])
         for rows, expected in zip(found, self.written, strict=True):
             assert (rows == expected[slots]).all()
-        apart = [*self.places[self.places > self.size], *self.heads[self.heads < 0xFFFF0000], *self.rows.free()]
+        apart = [
+            *self.places[self.places > self.size],
+            *self.heads[self.heads < 0xFFFF0000],
+            *self.rows.free(),
+        ]
         assert sorted(apart) == [*range(self.size + 1, self.rows.used)]
         assert self.rows.num_apart == len(apart) - len(self.rows.free())
         for root in ROOTS:

@@ -14,6 +14,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -33,7 +34,7 @@ from tests.data.replay_buffers.sharing import in_child
 from tests.interrupts import double_interruptions, in_another_thread, interruptions
 
 FULL = bool(os.environ.get("GLEANRL_CHAOS"))
-ROWS = 500_000 if FULL else 25_000  # rows that the histories of one kind of storage write
+ROWS = 10_000_000 if FULL else 500_000  # rows that the histories of all kinds of storages write
 
 FIELDS: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
     "floats": ((4,), torch.float32),
@@ -48,6 +49,7 @@ FIELDS: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
     "colors": ((6, 4), torch.uint8),
 }
 STACKS = {"frames": 4, "last": (3, -1), "colors": (3, 0)}  # the frames of observations that are stacks
+FLOATS = {torch.float32: 4, torch.float64: 8, torch.bfloat16: 2, torch.complex64: 4}
 SHAPES = {1: (), 2: (3,), 3: (2, 2)}
 
 
@@ -64,83 +66,84 @@ class Streams:
     def __init__(
         self, choices: random.Random, batch: tuple[int, ...], oddity: float, keys: list[str]
     ) -> None:
-        self.generator = torch.Generator().manual_seed(choices.randrange(1 << 30))
-        self.batch, self.oddity, self.keys = batch, oddity, keys
-        self.t = 0
-        self.now = {key: self.first(key) for key in keys}
+        self.random = np.random.default_rng(choices.randrange(1 << 30))
+        self.batch, self.streams = batch, torch.Size(batch).numel()
+        self.oddity, self.keys, self.t = oddity, keys, 0
+        self.now = {key: self.bits(key, 1)[0] for key in keys}
 
-    def bits(self, key: str) -> torch.Tensor:
-        """Return one of few observations for each stream, among them NaNs with payloads, and both zeros."""
-        shape, dtype = FIELDS[key]
-        size = torch.Size((*self.batch, *shape)).numel() * dtype.itemsize
-        kind = int(torch.randint(4, (), generator=self.generator))
-        top = (1, 3, 256, 256)[kind]
-        data = torch.randint(top, (size,), dtype=torch.uint8, generator=self.generator)
-        if kind == 1:
-            data = torch.tensor([0, 127, 255], dtype=torch.uint8)[data.long()]  # NaNs with payloads
-        made = data.view(dtype).reshape(*self.batch, *shape)
-        return -torch.zeros_like(made) if kind == 0 and dtype.is_floating_point and self.t % 2 else made
+    def bits(self, key: str, count: int) -> np.ndarray:
+        """Return frames ``[count, streams, frames, bytes]`` of few kinds, among them NaN payloads and both zeros."""
+        (shape, dtype), (frames, _) = FIELDS[key], stack_of(key)
+        size = torch.Size(shape).numel() * dtype.itemsize
+        data = self.random.integers(0, 256, (count, self.streams, frames, size // frames), np.uint8)
+        kind = self.random.integers(0, 4, count)
+        data[kind == 0] = 0
+        if dtype in FLOATS:
+            data[(kind == 0) & (np.arange(count) % 2 == 1), ..., FLOATS[dtype] - 1 :: FLOATS[dtype]] = (
+                128  # -0.0
+            )
+        data[kind == 1] = np.array([0, 127, 255], np.uint8)[data[kind == 1] % 3]  # NaNs with payloads
+        return data
 
-    def first(self, key: str) -> torch.Tensor:
-        """Return a first observation. A stack repeats its newest frame, or has zeros, or nothing of both."""
-        made = self.bits(key)
-        if key in STACKS and (kind := int(torch.randint(3, (), generator=self.generator))):
-            older, newer = self.split(key, made)
-            older.copy_(newer.flip(self.dim(key)) if kind == 1 else torch.zeros_like(older))
+    def observations(self, key: str, count: int) -> np.ndarray:
+        """Return the present observation and the following ones. A stack gets another frame, or begins again.
+
+        Then it repeats its newest frame, or has zeros, or nothing of both.
+        """
+        made = self.bits(key, count + 1)
+        made[0] = self.now[key]
+        if key in STACKS:
+            begins = self.random.random(count + 1) < self.oddity / 2
+            padding = self.random.integers(0, 3, count + 1)
+            for t in range(1, count + 1):
+                if not begins[t]:
+                    made[t, :, :-1] = made[t - 1, :, 1:]
+                elif padding[t]:
+                    made[t, :, :-1] = made[t, :, -1:] * (padding[t] == 1)
+        self.now[key] = made[-1]
         return made
 
-    def following(self, key: str) -> torch.Tensor:
-        """Return the observation after the present one. A stack gets another frame, or begins again."""
-        if key not in STACKS or torch.rand((), generator=self.generator) < self.oddity / 2:
-            return self.first(key)
-        made = self.bits(key)
-        self.split(key, made)[0].copy_(self.split(key, self.now[key])[1])
-        return made
-
-    def dim(self, key: str) -> int:
-        dim = STACKS[key][1] if isinstance(STACKS[key], tuple) else 0
-        return dim if dim < 0 else len(self.batch) + dim
-
-    def split(self, key: str, stacks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return views of all frames but the newest, and of all frames but the oldest."""
-        frames, dim = STACKS[key][0] if isinstance(STACKS[key], tuple) else STACKS[key], self.dim(key)
-        size = stacks.shape[dim]
-        return stacks.narrow(dim, 0, size - size // frames), stacks.narrow(
-            dim, size // frames, size - size // frames
-        )
-
-    def step(self) -> TensorDict:
-        """Return the next step, ``[*batch]``."""
-        self.t += 1
-        coming = {key: self.following(key) for key in self.keys}
-        odd = torch.rand((), generator=self.generator) < self.oddity
-        outcome = dict(coming)
-        if odd:
-            key = self.keys[self.t % len(self.keys)]
-            changed = coming[key].clone().view(torch.uint8)
-            stream = int(torch.randint(changed.numel(), (), generator=self.generator))
-            changed.view(-1)[stream] ^= 1 << (self.t % 8)  # one bit
-            outcome[key] = changed.view(coming[key].dtype)
-        ended = torch.rand((*self.batch, 1), generator=self.generator) < self.oddity / 2
-        count = torch.full((*self.batch, 1), self.t)
-        data = {
-            **self.now,
-            "action": torch.rand((*self.batch, 2), generator=self.generator),
-            "t": count,
-            "next": {
-                **outcome,
-                "done": ended,
-                "terminated": ended & (count % 2 == 0),
-                "reward": -count.float(),
-            },
-        }
-        self.now = coming
-        return TensorDict(data, self.batch).clone()
+    def tensor(self, key: str, data: np.ndarray) -> torch.Tensor:
+        """Return frames in the shape of observations, ``[count, *batch, *shape]``."""
+        (shape, dtype), (frames, dim) = FIELDS[key], stack_of(key)
+        frame = [size // frames if d == dim else size for d, size in enumerate(shape)]
+        made = torch.from_numpy(data.copy()).view(dtype).view(-1, frames, *frame)
+        return made.movedim(1, 1 + dim).reshape(len(data), *self.batch, *shape).contiguous()
 
     def steps(self, count: int) -> TensorDict:
-        """Return `count` steps, ``[*batch, time]`` or ``[time]``, as `extend` takes them."""
-        rows = torch.stack([self.step() for _ in range(count)])
-        return rows
+        """Return `count` steps, ``[time, *batch]``."""
+        roots, outcomes = {}, {}
+        odd = self.random.random(count) < self.oddity
+        for position, key in enumerate(self.keys):
+            made = self.observations(key, count)
+            roots[key], outcome = self.tensor(key, made[:-1]), made[1:].copy()
+            for t in np.flatnonzero(odd & (np.arange(count) % len(self.keys) == position)):
+                changed = outcome[t].reshape(-1)
+                changed[self.random.integers(changed.size)] ^= 1 << (t % 8)  # one bit
+            outcomes[key] = self.tensor(key, outcome)
+        lead = (count, *self.batch, 1)
+        ended = torch.from_numpy(self.random.random(lead) < self.oddity / 2)
+        number = torch.arange(self.t + 1, self.t + count + 1).view(-1, *[1] * len(self.batch), 1).expand(lead)
+        self.t += count
+        data = {
+            **roots,
+            "action": torch.from_numpy(self.random.random((*lead[:-1], 2), np.float32)),
+            "t": number.clone(),
+            "next": {
+                **outcomes,
+                "done": ended,
+                "terminated": ended & (number % 2 == 0),
+                "reward": -number.float(),
+            },
+        }
+        return TensorDict(data, lead[:-1])
+
+
+def stack_of(key: str) -> tuple[int, int]:
+    """Return the number of frames of an observation, and their dimension."""
+    value = STACKS.get(key, 1)
+    frames, dim = value if isinstance(value, tuple) else (value, 0)
+    return frames, dim % len(FIELDS[key][0])
 
 
 def bits_of(value: Any) -> dict[Any, Any]:
@@ -173,7 +176,7 @@ class Twins:
         self.choices, self.folder, self.count = choices, folder, 0
         batch = SHAPES[ndim]
         self.streams = torch.Size(batch).numel()
-        self.capacity = choices.choice([1, 2, 5, 12, 64])
+        self.capacity = choices.choice([1, 2, 5, 12, 64, 900])
         size = self.capacity * self.streams
         kind = parts.LazyMemmapStorage if memmap else parts.LazyTensorStorage
         keys = choices.sample(sorted(FIELDS), choices.randint(1, 5))
@@ -441,7 +444,9 @@ def chained(
     outcome = root + 1
     if frames:
         start = root - root % length
-        root, outcome = (torch.maximum(last + torch.arange(1.0 - frames, 1), start) for last in (root, outcome))
+        root, outcome = (
+            torch.maximum(last + torch.arange(1.0 - frames, 1), start) for last in (root, outcome)
+        )
         root, outcome, apart = root[..., None], outcome[..., None], apart[..., None]
     outcome = torch.where(apart, -outcome, outcome)
     root, outcome = (rows.expand(*rows.shape[:-1], width).clone() for rows in (root, outcome))
