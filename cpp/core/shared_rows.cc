@@ -70,7 +70,8 @@ void separate_four(const std::byte* from, int64_t pieces, std::byte* to) {
 void separate(const std::byte* from, int64_t frames, int64_t pieces, int64_t bytes, std::byte* to) {
   if (bytes == 1 && frames == 4) return separate_four(from, pieces, to);
   for (int64_t f = 0; f < frames; ++f) {
-    for (int64_t p = 0; p < pieces; ++p) copy_bytes(to + (f * pieces + p) * bytes, from + (p * frames + f) * bytes, bytes);
+    for (int64_t p = 0; p < pieces; ++p)
+      copy_bytes(to + (f * pieces + p) * bytes, from + (p * frames + f) * bytes, bytes);
   }
 }
 

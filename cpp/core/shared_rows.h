@@ -52,7 +52,7 @@ class SharedRows {
   using Sources = std::span<const std::byte* const>;
 
   // bases[i] and row_bytes[i] describe the column of leaf i, and stacks[i] its frames; the entries of outcomes are
-  // ignored. `places` and, if there are stacks, `heads` have num_slots numbers, which become those of an empty ring.
+  // ignored. `places` and, if there are stacks, `heads` have num_slots numbers, which become the ones of an empty ring.
   SharedRows(std::vector<std::byte*> bases, std::vector<std::int64_t> row_bytes, std::vector<Pair> pairs,
              std::vector<Stack> stacks, std::int64_t num_slots, std::int64_t streams, std::uint32_t* places,
              std::uint32_t* heads);
@@ -132,7 +132,7 @@ class SharedRows {
   void check(std::int64_t n, Sources src) const;
   // Returns the sources with the frames of each row one after the other.
   Sources by_frames(Sources src, std::int64_t n, Made& made) const;
-  // Allocates what the write needs, so that it can't fail later.
+  // Allocates memory for all spare rows of a write, so that it can't fail later.
   void make_room(std::int64_t n, bool by_slot);
   std::int64_t spare();
   // Whether the outcomes at `place` equal row i of the written roots.

@@ -432,7 +432,7 @@ class HostColumns(ColumnStore):
     def gather(self, indices: tuple[torch.Tensor, ...], wanted: Sources | None = None) -> list[torch.Tensor]:
         """Fetch all leaves in one native call, which releases the interpreter lock."""
         count = indices[0].shape[0]
-        plan = self._plans.get((count, wanted)) or self._plan(count, wanted)
+        plan = self.plan(count, wanted)
         leaves, to = plan.make()
         if plan.arrays_read is None:
             self._native.gather(indices[0].data_ptr(), count, to, plan.columns)
@@ -456,7 +456,11 @@ class HostColumns(ColumnStore):
                 addresses[position] = leaves[position].data_ptr()
         return addresses
 
-    def _plan(self, count: int, wanted: Sources | None) -> CopyPlan:
+    def plan(self, count: int, wanted: Sources | None) -> CopyPlan:
+        """Return the plan of a fetch of `count` rows."""
+        found = self._plans.get((count, wanted))
+        if found is not None:
+            return found
         if len(self._plans) >= _PLANS:
             self._plans.clear()
         fields = self.fields if wanted is None else [self.fields[source.column] for source in wanted]

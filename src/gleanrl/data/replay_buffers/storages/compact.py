@@ -192,13 +192,17 @@ class CompactColumns(HostColumns):
         """Make the stores of parts of the columns."""
         roots, leaves = [root for _, root in self._pairs], range(len(self.fields))
         starts = {position: column.data_ptr() for position, column in self._memory.items()}
-        frames = {p: (stack.frames, stack.pieces(self.fields[p])) for p, stack in self.stacks.items()}
+        stacks = [self.stacks.get(position) for position in leaves]
         self.apart = NativeColumns.sharing(
             [starts.get(position, 0) for position in leaves],
             [field.row_bytes for field in self.fields],
             [*self._of],
             roots,
-            *zip(*[frames.get(position, (1, 1)) for position in leaves], strict=True),
+            [1 if stack is None else stack.frames for stack in stacks],
+            [
+                1 if stack is None else stack.pieces(field)
+                for stack, field in zip(stacks, self.fields, strict=True)
+            ],
             self.num_rows,
             self.streams,
             self._places.ctypes.data,
@@ -238,7 +242,7 @@ class CompactColumns(HostColumns):
         """Fetch all leaves in one native call; then fetch rows again that a writer moved meanwhile."""
         slots, done = indices[0], self._done
         count = slots.shape[0]
-        plan = self._plans.get((count, wanted)) or self._plan(count, wanted)
+        plan = self.plan(count, wanted)
         leaves, to = plan.make()
         self.apart.gather(slots.data_ptr(), count, to, plan.columns)
         if self._begun != done:
@@ -529,11 +533,11 @@ def compact_store(
     if not pairs:
         return column_store(allocate, paths, fields, num_rows)
     stored = [position for position in range(len(paths)) if position not in pairs]
-    kept = [found[p].frame(fields[p]) if p in found else fields[p] for p in stored]
+    own_fields = [found[p].frame(fields[p]) if p in found else fields[p] for p in stored]
     more = spare_rows(num_rows, streams, bool(found))
     spares = [fields[position].row_bytes if position in pairs.values() else 0 for position in stored]
     assert isinstance(allocate, (HeapAllocator, FileAllocator))
-    columns, reach = allocate.sparse([paths[p] for p in stored], kept, num_rows, spares, more)
+    columns, reach = allocate.sparse([paths[p] for p in stored], own_fields, num_rows, spares, more)
     by_position = dict(zip(stored, columns, strict=True))
     in_order = [by_position.get(p) for p in range(len(paths))]
     return CompactColumns(fields, in_order, [*pairs.items()], found, num_rows, streams, reach)
@@ -548,7 +552,7 @@ class CompactStorage(Storage):
 
     _table: Table | None
     compact: Compact
-    """What the user asked for."""
+    """The settings."""
 
     def _store_for(self, form: RecordFormat, streams: int, leaves: Sequence[Leaf]) -> StoreMaker:
         """Return the function that makes the columns, for steps of so many rows that begin with `leaves`."""

@@ -77,7 +77,7 @@ class FrameStack(NamedTuple):
 
 
 def declared_stacks(
-    stack: Mapping[Path, int | tuple[int, int]], fields: Mapping[Path, Field]
+    stack: Mapping[Any, int | tuple[int, int]], fields: Mapping[Path, Field]
 ) -> list[FrameStack]:
     """Return the stacks that a user names.
 

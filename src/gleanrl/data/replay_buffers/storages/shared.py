@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 import torch
 
+from gleanrl._arrays.ragged import Leaf
 from gleanrl._arrays.results import Placement
 from gleanrl._arrays.tensordicts import as_key
 from gleanrl._os import files
@@ -187,14 +188,14 @@ class SharedTensorStorage(LazyTensorStorage):
             )
         super()._take_content(content, rows)
 
-    def _make_table(self, form: RecordFormat, batch: torch.Size) -> Table:
+    def _make_table(self, form: RecordFormat, batch: torch.Size, leaves: Sequence[Leaf] = ()) -> Table:
         if form.schema.lists:
             raise UnsupportedError(
                 f"a shared storage holds only tensors of one shape for each key, unlike "
                 f"{as_key(form.schema.lists[0])!r}; leave that key out, or use shared=False"
             )
         self.allocator = SegmentAllocator(self._segment, (form.state(by_name=False), tuple(batch)))
-        table = super()._make_table(form, batch)
+        table = super()._make_table(form, batch, leaves)
         table.watch_mask()  # another process may have written padding rows
         return table
 
