@@ -191,6 +191,11 @@ class BufferStats(NamedTuple):
     """Number of priority updates that were dropped, because their records had been overwritten."""
     rate_limiter: RateCounts | None = None
     """Counts of the rate limiter; None if the buffer has no rate limiter."""
+    stored_apart: int | None = None
+    """Number of next observations and stacks that a compact storage holds whole; None for other storages.
+
+    A compact storage saves memory only while these are few.
+    """
 
     @property
     def size(self) -> int:

@@ -437,6 +437,7 @@ class Draws(Stateful[DrawsState]):
                 self._rows_redrawn,
                 sampler.priorities_dropped,
                 self._counts(),
+                storage.stored_apart,
             )
 
     def _counts(self) -> RateCounts | None:

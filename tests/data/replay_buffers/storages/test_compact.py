@@ -83,6 +83,7 @@ def test_each_frame_of_a_stack_is_stored_once(batch: int) -> None:
     assert "stack={'observation': 4}, " in text
     ends, moved = (int(part.split()[0]) for part in re.findall(r"\d+ of 1000 \w+ stored apart", text))
     assert ends <= 22 and moved <= 3, "the ends of episodes, and the oldest steps"
+    assert buffer.stats().stored_apart == ends + moved
     assert right(buffer.sample()) and right(buffer[:])
     assert buffer.describe()["observation"].megabytes == (1000 * 128 + moved * 512) / 1e6
     assert buffer.describe()[("next", "observation")].megabytes == ends * 512 / 1e6
@@ -108,11 +109,99 @@ def test_loads_find_stacks(way: str, of: str, tmp_path: Path) -> None:
     other.storage.check_valid()
 
 
+def observations_of(numbers: list[int], frames: int, width: int = 8) -> torch.Tensor:
+    """Return observations of numbered frames ``[len(numbers), frames, width]``; the first stacks repeat a frame."""
+    steps = torch.tensor(numbers)
+    index = (torch.arange(len(steps))[:, None] + torch.arange(1 - frames, 1)).clamp(min=0)
+    return steps[index][..., None].float().expand(-1, -1, width).clone()
+
+
+def stream(
+    episodes: list[list[int]], frames: int, truncated: bool = False, flagged: bool = True
+) -> TensorDict:
+    """Return the steps of episodes, each with the numbers of its observations, the last one included."""
+    made_parts = []
+    for numbers in episodes:
+        made = observations_of(numbers, frames)
+        steps = len(made) - 1
+        ends = (torch.arange(steps) == steps - 1)[:, None] & flagged
+        off = torch.zeros_like(ends)
+        flags = {
+            "done": ends,
+            "terminated": off if truncated else ends,
+            "truncated": ends if truncated else off,
+        }
+        made_parts.append(
+            TensorDict({"observation": made[:-1], "next": {"observation": made[1:], **flags}}, [steps])
+        )
+    return torch.cat(made_parts)
+
+
+def adversarial(frames: int) -> dict[str, TensorDict]:
+    """Return streams in which a promise about observations would be broken."""
+    usual = stream([[*range(10 * e, 10 * e + 9)] for e in range(8)], frames)
+    bit, nans, zeros, ahead = (usual.clone() for _ in range(4))
+    bit["next", "observation"].view(torch.int32)[3::7, -1, -1] ^= 1
+    nans["observation"].view(torch.int32)[::3] = (
+        0x7F800001 + torch.arange(len(nans["observation"][::3]))[:, None, None]
+    )
+    nans["next", "observation"][:-1] = nans["observation"][1:]
+    nans["next", "observation"].view(torch.int32)[5::6] ^= 4  # another payload
+    for key in ("observation", ("next", "observation")):
+        zeros[key].zero_()
+    zeros["next", "observation"][::4] = -0.0
+    ahead["next", "observation"] = ahead["next", "observation"].roll(-2, 0)  # the outcomes of three steps
+    autoreset = usual.clone()
+    autoreset["observation"][::9], autoreset["next", "observation"][::9] = 5.0, usual["observation"][::9]
+    return {
+        "usual": usual,
+        "one bit": bit,
+        "payloads": nans,
+        "zeros": zeros,
+        "identical": stream([[7] * 9] * 8, frames),
+        "repeated across episodes": stream([[1, 2, 3, 1, 2]] * 16, frames),
+        "episodes of one step": stream([[e, e + 1] for e in range(70)], frames),
+        "truncated": stream([[*range(10 * e, 10 * e + 9)] for e in range(8)], frames, truncated=True),
+        "truncated without a flag": stream(
+            [[*range(10 * e, 10 * e + 9)] for e in range(8)], frames, flagged=False
+        ),
+        "interleaved": torch.stack([usual, usual.flip(0)], 1).reshape(-1),
+        "autoreset rows": autoreset,
+        "several steps ahead": ahead,
+    }
+
+
+def slices() -> parts.SliceSampler:
+    return parts.SliceSampler(slice_len=2, end_key=("next", "done"), strict_length=False)
+
+
+@pytest.mark.parametrize("frames", [1, 4])
+@pytest.mark.parametrize("name", adversarial(1))
+def test_streams_that_break_promises_read_as_written(name: str, frames: int) -> None:
+    data = adversarial(frames)[name]
+    compacted = parts.Compact(stack={"observation": frames} if frames > 1 else {})
+    for batch in (1, 7, len(data)):
+        buffers = [
+            parts.ReplayBuffer(
+                storage=parts.LazyTensorStorage(41, compact=compact), sampler=slices(), batch_size=40, seed=1
+            )
+            for compact in (compacted, False)
+        ]
+        for start in range(0, len(data), batch):
+            for buffer in buffers:
+                buffer.extend(data[start : start + batch].clone())
+            assert bits_of(buffers[0][:]) == bits_of(buffers[1][:])
+            assert bits_of(buffers[0].sample()) == bits_of(buffers[1].sample())
+        buffers[0].storage.check_valid()
+
+
 def test_interleaved_streams_of_one_dimension_are_stored_apart() -> None:
     storage = compact(100)
     rows = torch.stack([chained(50), chained(50, 1000)], 1).reshape(-1)
     storage.set(range(100), rows)
     assert "100 of 100 outcomes stored apart" in repr(storage)
+    assert parts.ReplayBuffer(storage=storage).stats().stored_apart == 100
+    assert parts.ReplayBuffer(storage=parts.LazyTensorStorage(100)).stats().stored_apart is None
     assert right(storage.get(slice(None)))
     storage = compact(100, ndim=2)
     storage.set(range(50), torch.stack([chained(50), chained(50, 1000)], 1))
@@ -437,7 +526,7 @@ def test_interrupted_write_is_whole_or_absent(call: str, kind: str, rows: Callab
             raise AssertionError(f"interrupted at {place}: {error}") from error
 
 
-def test_other_parts_get_the_same_records() -> None:
+def test_other_made_partsget_the_same_records() -> None:
     def goals(storage: Any) -> Any:
         reward = lambda rows: (rows["next", "observation"] - rows["desired_goal"]).sum(-1, keepdim=True)  # noqa: E731
         buffer = parts.HERReplayBuffer(

@@ -85,6 +85,11 @@ class Storage(Slots, Stateful[StorageState]):
         if len(overridden(cls, "get", "set", of=Storage)) == 2:
             make_concrete(cls, Storage.__abstractmethods__)
 
+    @property
+    def stored_apart(self) -> int | None:
+        """See `BufferStats.stored_apart`; None unless the storage is compact."""
+        return None
+
     def __init__(
         self, max_size: int, checkpointer: Any = None, compilable: bool = False, *, ndim: int = 1
     ) -> None:

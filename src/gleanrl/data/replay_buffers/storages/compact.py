@@ -600,6 +600,12 @@ class CompactStorage(Storage):
         if columns is not None:
             columns.forget()
 
+    @property
+    def stored_apart(self) -> int:
+        """The number of outcomes and stacks in spare rows."""
+        columns = self._once
+        return 0 if columns is None else columns.apart.num_apart
+
     def get(self, index: Any) -> Any:
         """Return records or a column (see `TensorStorage.get`). Entries that are stored once come as copies.
 
