@@ -49,12 +49,14 @@ def make(kind: type[ColumnStore]) -> ColumnStore:
     return kind(FIELDS, rows(ROWS, seed=1))
 
 
+@pytest.mark.parametrize("wanted", [None, (5, 0, 4, 0)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_gather_copies_the_rows_of_slots(kind):
+def test_gather_copies_the_rows_of_slots_from_wanted_columns(kind, wanted):
     store = make(kind)
     slots = torch.tensor([3, 0, 9, 3])
-    got = store.gather((slots,))
-    for leaf, column, field in zip(got, store.columns, FIELDS, strict=True):
+    got = store.gather(slots, wanted)
+    for leaf, position in zip(got, wanted or range(len(FIELDS)), strict=True):
+        column, field = store.columns[position], FIELDS[position]
         assert leaf.shape == (4, *field.shape) and leaf.dtype == field.dtype and leaf.is_contiguous()
         assert bits(leaf) == bits(torch.stack([column[slot] for slot in slots.tolist()]))
         if leaf.numel():
@@ -124,7 +126,7 @@ def test_slots_outside_the_columns_raise_and_change_nothing():
     before = [bits(column) for column in store.columns]
     for slots in ([10], [-1], [0, 10**12]):
         with pytest.raises(IndexError):
-            store.gather((torch.tensor(slots),))
+            store.gather(torch.tensor(slots))
         with pytest.raises(IndexError):
             store.put(torch.tensor(slots), store.ready(rows(len(slots))))
     assert [bits(column) for column in store.columns] == before

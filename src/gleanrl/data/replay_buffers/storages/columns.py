@@ -3,8 +3,6 @@
 A row of a column is a slot, with time and batch dimensions flattened. On the CPU one call of the native core copies the
 rows of all leaves. On other devices torch copies leaf by leaf.
 
-`StoredSchema` tells which column holds each leaf of a record.
-
 The core works with addresses, but torch can move memory. `share_memory_`, `resize_` and multiprocessing queues give a
 torch storage, and all tensors over it, new memory and free the old one. Two rules keep the addresses valid:
 
@@ -18,7 +16,7 @@ from __future__ import annotations
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -30,77 +28,11 @@ from gleanrl._arrays.native import Columns as NativeColumns
 from gleanrl._arrays.native import TensorColumns
 from gleanrl._arrays.ragged import Leaf, ObjectColumn
 from gleanrl._arrays.sample_tensors import Made, maker
-from gleanrl._arrays.schema import Field, Schema, numpy_twin, numpy_view
+from gleanrl._arrays.schema import Field, numpy_twin, numpy_view
 from gleanrl._arrays.tensordicts import Path
 from gleanrl.data.replay_buffers.storages.allocators import Allocator
 from gleanrl.data.replay_buffers.storages.record_format import in_memory
 from gleanrl.errors import SchemaError, UnsupportedError
-
-
-class ColumnSource(NamedTuple):
-    """The source of a leaf: a column, and the index array of a fetch that selects its rows."""
-
-    column: int
-    """Position of the column."""
-    array: int = 0
-    """Position of the index array; 0 is the array of the slots themselves."""
-
-
-Sources: TypeAlias = tuple[ColumnSource, ...]
-
-
-class StoredSchema:
-    """The leaves of records and the columns that hold them. By default each leaf has a column, in the same order.
-
-    Leaves with the same values in shifted rows can share a column, for example an observation and the next one. Each
-    leaf is then read at its own index array, all by one call of the native core. The leaf that is read at the slots
-    themselves is the one that is stored.
-
-    Args:
-        schema: the leaves.
-        sources: the source of each leaf; None for one column for each leaf.
-
-    Raises:
-        SchemaError: the columns aren't numbered from 0 without a gap, or no leaf reads a column at the slots.
-    """
-
-    def __init__(self, schema: Schema, sources: Sequence[ColumnSource] | None = None) -> None:
-        self.schema = schema
-        own = tuple(ColumnSource(position) for position in range(len(schema)))
-        self.sources: Sources = own if sources is None else tuple(sources)
-        self.is_plain = self.sources == own
-        """Whether each leaf has a column, in the same order."""
-        holders = {
-            source.column: leaf for leaf, source in reversed([*enumerate(self.sources)]) if not source.array
-        }
-        columns = {source.column for source in self.sources}
-        if columns != set(range(len(columns))) or columns != holders.keys():
-            raise SchemaError(
-                f"sources: expected columns from 0 on without a gap, each read at the slots by a leaf, got "
-                f"{self.sources}"
-            )
-        self._holders = tuple(holders[column] for column in range(len(columns)))
-        self.paths = tuple(schema.paths[leaf] for leaf in self._holders)
-        """The paths of the stored leaves, one for each column."""
-        self.fields = tuple(schema.fields[leaf] for leaf in self._holders)
-        """The fields of the stored leaves, one for each column."""
-
-    def to_store(self, leaves: list[Leaf]) -> list[Leaf]:
-        """Return the leaves to store, one for each column, from `leaves` in the schema's order.
-
-        If the schema `is_plain`, the result is the list `leaves` itself.
-        """
-        return leaves if self.is_plain else [leaves[leaf] for leaf in self._holders]
-
-    def column_of(self, path: Path) -> int:
-        """Return the column from which the leaf at `path` is read; `KeyError` if there is none."""
-        return self.sources[self.schema.index(path)].column
-
-    def wanted(self, paths: Sequence[Path] | None = None) -> Sources | None:
-        """Return the sources of the leaves at `paths`, or of all leaves; None means all columns in order."""
-        if paths is None:
-            return None if self.is_plain else self.sources
-        return tuple(self.sources[self.schema.index(path)] for path in paths)
 
 
 class LiveViews:
@@ -203,12 +135,12 @@ class ColumnStore(ABC):
         """Copy ready leaves to `slots`, ``(n,)`` int64. If a slot occurs twice, the last row is kept."""
 
     @abstractmethod
-    def gather(self, indices: tuple[torch.Tensor, ...], wanted: Sources | None = None) -> list[torch.Tensor]:
+    def gather(self, slots: torch.Tensor, wanted: tuple[int, ...] | None = None) -> list[torch.Tensor]:
         """Return rows of columns as fresh contiguous tensors ``[n, *field]``.
 
         Args:
-            indices: index arrays of one length, ``(n,)`` int64 on the CPU.
-            wanted: the source of each leaf to return; None for all columns in order, read at the first index array.
+            slots: the rows, ``(n,)`` int64 on the CPU.
+            wanted: the positions of the columns to return; None for all columns in order.
         """
 
     def watched(
@@ -295,14 +227,12 @@ class DeviceColumns(ColumnStore):
             rows = leaf.reshape(slots.shape[0], *field.shape)
             _indexable(column)[where] = _indexable(rows)[which]
 
-    def gather(self, indices: tuple[torch.Tensor, ...], wanted: Sources | None = None) -> list[torch.Tensor]:
+    def gather(self, slots: torch.Tensor, wanted: tuple[int, ...] | None = None) -> list[torch.Tensor]:
         """Fetch each leaf with one `index_select` on the device."""
         self.begin()
-        where = [index.to(self.device) for index in indices]
-        if wanted is None:
-            wanted = tuple(ColumnSource(number) for number in range(len(self.columns)))
-        found = [(self.columns[column], where[array]) for column, array in wanted]
-        return [_indexable(column).index_select(0, rows).view(column.dtype) for column, rows in found]
+        rows = slots.to(self.device)
+        columns = self.columns if wanted is None else [self.columns[position] for position in wanted]
+        return [_indexable(column).index_select(0, rows).view(column.dtype) for column in columns]
 
 
 class NoColumns(ColumnStore):
@@ -331,7 +261,7 @@ class NoColumns(ColumnStore):
     def put(self, slots: torch.Tensor, leaves: list[torch.Tensor]) -> None:
         """Do nothing."""
 
-    def gather(self, indices: tuple[torch.Tensor, ...], wanted: Sources | None = None) -> list[torch.Tensor]:
+    def gather(self, slots: torch.Tensor, wanted: tuple[int, ...] | None = None) -> list[torch.Tensor]:
         """Return an empty list."""
         return []
 
@@ -360,22 +290,11 @@ def apart(columns: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 _CPU = torch.device("cpu")
-_PLANS = 64  # number of batch sizes for which plans are cached
+_MAKERS = 64  # number of batch sizes for which the allocation is prepared and cached
 # Dtypes whose tensors may have a lazy negation. `dlpack::is_float` in the core must agree.
 _MAY_BE_LAZY = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 _address = torch.Tensor.data_ptr
-
-
-class CopyPlan(NamedTuple):
-    """The allocation and the sources of one fetch, prepared for repeated use."""
-
-    make: Callable[[], Made]
-    """Allocates the tensors of the leaves."""
-    columns: list[int] | None
-    """The column of each leaf; None for all columns in order."""
-    arrays_read: list[int] | None
-    """The index array of each leaf; None if all leaves use the first one."""
 
 
 class HostColumns(ColumnStore):
@@ -396,7 +315,7 @@ class HostColumns(ColumnStore):
         self._lazy = [
             dtype in _MAY_BE_LAZY or dtype.is_complex for dtype in (field.dtype for field in fields)
         ]
-        self._plans: dict[tuple[int, Sources | None], CopyPlan] = {}
+        self.makers: dict[tuple[int, tuple[int, ...] | None], Callable[[], Made]] = {}
         self._pool = BufferPool()
 
     def begin(self) -> None:
@@ -429,16 +348,12 @@ class HostColumns(ColumnStore):
         """Copy row by row in the order of `slots`."""
         self._native.put(slots.data_ptr(), slots.shape[0], self.addresses(leaves))
 
-    def gather(self, indices: tuple[torch.Tensor, ...], wanted: Sources | None = None) -> list[torch.Tensor]:
+    def gather(self, slots: torch.Tensor, wanted: tuple[int, ...] | None = None) -> list[torch.Tensor]:
         """Fetch all leaves in one native call, which releases the interpreter lock."""
-        count = indices[0].shape[0]
-        plan = self.plan(count, wanted)
-        leaves, to = plan.make()
-        if plan.arrays_read is None:
-            self._native.gather(indices[0].data_ptr(), count, to, plan.columns)
-        else:
-            at = [index.data_ptr() for index in indices]
-            self._native.gather_at(at, count, to, plan.columns or (), plan.arrays_read)
+        count = slots.shape[0]
+        make = self.makers.get((count, wanted)) or self.prepared(count, wanted)
+        leaves, to = make()
+        self._native.gather(slots.data_ptr(), count, to, wanted)
         return leaves
 
     def part(self, leaves: list[torch.Tensor]) -> None:
@@ -456,20 +371,14 @@ class HostColumns(ColumnStore):
                 addresses[position] = leaves[position].data_ptr()
         return addresses
 
-    def plan(self, count: int, wanted: Sources | None) -> CopyPlan:
-        """Return the plan of a fetch of `count` rows."""
-        found = self._plans.get((count, wanted))
-        if found is not None:
-            return found
-        if len(self._plans) >= _PLANS:
-            self._plans.clear()
-        fields = self.fields if wanted is None else [self.fields[source.column] for source in wanted]
+    def prepared(self, count: int, wanted: tuple[int, ...] | None) -> Callable[[], Made]:
+        """Return a function that allocates `count` rows of the wanted columns, and keep it in `makers`."""
+        if len(self.makers) >= _MAKERS:
+            self.makers.clear()
+        fields = self.fields if wanted is None else [self.fields[position] for position in wanted]
         make = maker([((count, *field.shape), field.dtype) for field in fields], self._pool)
-        columns = None if wanted is None else [source.column for source in wanted]
-        read = [source.array for source in wanted or ()]
-        plan = CopyPlan(make, columns, read if any(read) else None)
-        self._plans[count, wanted] = plan
-        return plan
+        self.makers[count, wanted] = make
+        return make
 
 
 class OwnColumns(HostColumns):
@@ -572,10 +481,10 @@ class UserColumns(HostColumns):
         self._follow()
         super().put(slots, leaves)
 
-    def gather(self, indices: tuple[torch.Tensor, ...], wanted: Sources | None = None) -> list[torch.Tensor]:
+    def gather(self, slots: torch.Tensor, wanted: tuple[int, ...] | None = None) -> list[torch.Tensor]:
         """Fetch from the present addresses of the columns."""
         self._follow()
-        return super().gather(indices, wanted)
+        return super().gather(slots, wanted)
 
 
 class ParentsColumns(OwnColumns):

@@ -31,12 +31,10 @@ from gleanrl._state.state import StateReader
 from gleanrl.data.replay_buffers.storages.allocators import Allocator, FileAllocator, HeapAllocator
 from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
 from gleanrl.data.replay_buffers.storages.columns import (
-    ColumnSource,
     ColumnStore,
     HostColumns,
     NoColumns,
     OwnColumns,
-    Sources,
     column_store,
     written_by_core,
 )
@@ -91,7 +89,7 @@ class SharedColumn:
         slots = torch.as_tensor(rows, device="cpu").reshape(-1).contiguous()
         store = self._store()
         store.check_room(slots.shape[0], [self._position])
-        return store.gather((slots,), (ColumnSource(self._position),))[0]
+        return store.gather(slots, (self._position,))[0]
 
     def numel(self) -> int:
         """Return the number of elements that are stored for this column alone."""
@@ -238,15 +236,14 @@ class CompactColumns(HostColumns):
 
     # Reading
 
-    def gather(self, indices: tuple[torch.Tensor, ...], wanted: Sources | None = None) -> list[torch.Tensor]:
+    def gather(self, slots: torch.Tensor, wanted: tuple[int, ...] | None = None) -> list[torch.Tensor]:
         """Fetch all leaves in one native call; then fetch rows again that a writer moved meanwhile."""
-        slots, done = indices[0], self._done
-        count = slots.shape[0]
-        plan = self.plan(count, wanted)
-        leaves, to = plan.make()
-        self.apart.gather(slots.data_ptr(), count, to, plan.columns)
+        count, done = slots.shape[0], self._done
+        make = self.makers.get((count, wanted)) or self.prepared(count, wanted)
+        leaves, to = make()
+        self.apart.gather(slots.data_ptr(), count, to, wanted)
         if self._begun != done:
-            self._read_again(slots, done, leaves, plan.columns or range(len(leaves)))
+            self._read_again(slots, done, leaves, wanted or range(len(leaves)))
         return leaves
 
     def _read_again(
@@ -320,11 +317,10 @@ class CompactColumns(HostColumns):
             leaves: the wanted leaves; None for all.
         """
         leaves = range(len(self.fields)) if leaves is None else leaves
-        positions = [position for position in leaves if position in chain.from_iterable(self._pairs)]
+        positions = tuple(position for position in leaves if position in chain.from_iterable(self._pairs))
         slots = torch.arange(lead.numel(), device="cpu").view(lead)[(*index, ...)]
         self.check_room(slots.numel(), positions)
-        wanted = tuple(ColumnSource(position) for position in positions)
-        copies = self.gather((slots.reshape(-1).contiguous(),), wanted) if wanted else []
+        copies = self.gather(slots.reshape(-1).contiguous(), positions) if positions else []
         found = dict(zip(self._unpaired, self._alone.views(lead, index), strict=True))
         for position, copy in zip(positions, copies, strict=True):
             found[position] = copy.view(*slots.shape, *copy.shape[1:])
@@ -616,7 +612,7 @@ class CompactStorage(Storage):
         if columns is None or table is None or table.lists or not is_key(index):
             return super().get(index)  # type: ignore[safe-super]
         paths = self.columns_of([index])
-        leaves = columns.views(self.shape, (), [table.stored.column_of(path) for path in paths])
+        leaves = columns.views(self.shape, (), [table.form.schema.index(path) for path in paths])
         return column_of(table.form.narrow(paths).build(leaves, self.shape, table.device), index)
 
     def _flattened(self) -> Any:

@@ -246,7 +246,7 @@ class Records:
     def into(self, table: Table) -> Records:
         """Return the records with their columns in the order of `table`, to which they will be copied."""
         index = self.form.schema.index
-        columns = [self.columns[index(path)] for path in table.stored.paths]
+        columns = [self.columns[index(path)] for path in table.form.schema.paths]
         return replace(self, form=table.form, columns=columns, table=table)
 
 

@@ -13,12 +13,7 @@ from gleanrl._arrays.schema import Field, new_column
 from gleanrl._arrays.tensordicts import Path, as_key
 from gleanrl._os.interrupts import renew_in_child
 from gleanrl.data.replay_buffers.storages.allocators import Allocator, ExistingColumns
-from gleanrl.data.replay_buffers.storages.columns import (
-    ColumnSource,
-    ColumnStore,
-    StoredSchema,
-    column_store,
-)
+from gleanrl.data.replay_buffers.storages.columns import ColumnStore, column_store
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
 from gleanrl.data.replay_buffers.storages.seams import Seams
 from gleanrl.data.trajectories import take_rows
@@ -54,10 +49,8 @@ class Table:
         self.build = form.builder()
         """Makes records from leaves, a batch size and a device."""
         self._allocate = allocate
-        self.stored = StoredSchema(form.schema)
-        stored = [*zip(self.stored.paths, self.stored.fields, strict=True)]
-        dense = [(path, field) for path, field in stored if not field.is_list]
-        self.columns = store(allocate, [path for path, _ in dense], [field for _, field in dense], num_rows)
+        dense = {path: field for path, field in form.schema.items().items() if not field.is_list}
+        self.columns = store(allocate, [*dense], [*dense.values()], num_rows)
         self.device = self.columns.columns[0].device if self.columns.columns else device
         """The device of the columns, with its index: ``cuda:0``."""
         self.lists: dict[Path, ObjectColumn] = dict(
@@ -70,15 +63,10 @@ class Table:
         """The leaves that tensor columns can't hold, by path: ``[num_rows, *field]`` objects each."""
         self.mask: torch.Tensor | None = None
         """Which rows are steps, ``(num_rows,)`` bool; None while all rows are steps."""
-        self.is_plain = self.stored.is_plain and not self.lists
-        """Whether the table has no lists, and one column for each leaf in the records' order.
-
-        This is the common case. The storage then calls the columns directly, which saves a call.
-        """
         self.shared = allocate.shared
         """Whether a forked child would write into the same columns."""
         # Seams compare a written leaf with the column at the same position.
-        seams = Seams.of(form.schema, self.columns) if self.is_plain else None
+        seams = None if self.lists else Seams.of(form.schema, self.columns)
         self.find_seams = None if seams is None else seams.find
         """Finds seams between writes; None if the schema allows no comparison."""
         if allocate.shared:
@@ -146,22 +134,21 @@ class Table:
         """Use the mask column from now on if some rows in `leaves` aren't steps, or in any case if `leaves` is None."""
         mask = self.form.mask
         if mask is not None and self.mask is None and (leaves is None or not leaves[mask].all()):
-            self.mask = self.all[self.stored.sources[mask].column].view(-1)
+            self.mask = self.all[mask].view(-1)
 
     @property
     def all(self) -> list[Leaf]:
-        """Columns and lists, in the stored schema's order."""
+        """Columns and lists, in the schema's order."""
         self.columns.begin()
         columns = iter(self.columns.columns)
-        return [self.lists[path] if path in self.lists else next(columns) for path in self.stored.paths]
+        return [self.lists[path] if path in self.lists else next(columns) for path in self.form.schema.paths]
 
     def ready(self, leaves: list[Leaf]) -> list[Leaf]:
-        """Return the rows to copy into columns and lists, in their order, from leaves in the format's order."""
-        stored = leaves if self.stored.is_plain else self.stored.to_store(leaves)
+        """Return the rows to copy into columns and lists, in the schema's order, from leaves in the same order."""
         if not self.lists:
-            return self.columns.ready(stored)
-        dense = iter(self.columns.ready([leaf for leaf in stored if isinstance(leaf, torch.Tensor)]))
-        return [leaf.on(self.device) if isinstance(leaf, ObjectColumn) else next(dense) for leaf in stored]
+            return self.columns.ready(leaves)
+        dense = iter(self.columns.ready([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]))
+        return [leaf.on(self.device) if isinstance(leaf, ObjectColumn) else next(dense) for leaf in leaves]
 
     def write(self, rows: list[Leaf], skipped: int, start: int, count: int) -> None:
         """Copy ready rows, without the first `skipped` ones, to `count` rows from `start` on, around the end."""
@@ -194,7 +181,7 @@ class Table:
         # A single record has no time dimension, so it gets one.
         many = [
             leaf if leaf.ndim > len(field.row_shape) else leaf.unsqueeze(0)
-            for leaf, field in zip(rows, self.stored.fields, strict=True)
+            for leaf, field in zip(rows, self.form.schema.fields, strict=True)
         ]
         return [take_rows(leaf, 1, positions) for leaf in many]
 
@@ -207,7 +194,8 @@ class Table:
             form, leaves = self._fetch_with_lists(slots, paths)
         else:
             form = self.form if paths is None else self.form.narrow(paths)
-            leaves = self.columns.gather((slots,), self.stored.wanted(paths))
+            index = self.form.schema.index
+            leaves = self.columns.gather(slots, None if paths is None else tuple(map(index, paths)))
         if len(lead) != 1:
             leaves = [leaf.reshape(*lead, *leaf.shape[1:]) for leaf in leaves]
         return (self.build if paths is None else form.build)(leaves, lead, self.device)
@@ -216,12 +204,8 @@ class Table:
         self, slots: torch.Tensor, paths: tuple[Path, ...] | None
     ) -> tuple[RecordFormat, list[Leaf]]:
         form = self.form if paths is None else self.form.narrow(paths)
-        wanted = tuple(
-            ColumnSource(self._number(path), self.stored.sources[self.form.schema.index(path)].array)
-            for path in form.schema.paths
-            if path not in self.lists
-        )
-        columns = iter(self.columns.gather((slots,), wanted) if wanted else ())
+        wanted = tuple(self._number(path) for path in form.schema.paths if path not in self.lists)
+        columns = iter(self.columns.gather(slots, wanted) if wanted else ())
         return form, [
             self.lists[path].take(slots) if path in self.lists else next(columns)
             for path in form.schema.paths
@@ -229,8 +213,8 @@ class Table:
 
     def _number(self, path: Path) -> int:
         """Return the position of the leaf at `path` among the columns, without counting lists."""
-        column = self.stored.column_of(path)
-        return column - sum(own in self.lists for own in self.stored.paths[:column])
+        position = self.form.schema.index(path)
+        return position - sum(own in self.lists for own in self.form.schema.paths[:position])
 
     def view(self, lead: torch.Size, index: tuple[int | slice, ...] = ()) -> Any:
         """Return a live view of the first rows in the shape ``[*lead]``, at a basic index of `lead`."""
@@ -258,7 +242,7 @@ class Table:
         """Return the objects in the first rows of each list, and the list's position in `all`."""
         return [
             (position, ObjectColumn(self.lists[path].array[:rows].copy(), self.lists[path].blank))
-            for position, path in enumerate(self.stored.paths)
+            for position, path in enumerate(self.form.schema.paths)
             if path in self.lists
         ]
 

@@ -420,7 +420,7 @@ class TensorStorage(Storage):
                 form, (lead, leaves) = wider, wider.read(data, dims, where)  # the first keys of this storage
             widens = table is not None and form is not table.form
             is_ready = (
-                table is not None and table.is_plain and not widens and table.columns.fits(leaves, lead)
+                table is not None and not table.lists and not widens and table.columns.fits(leaves, lead)
             )
             if not is_ready:
                 self._check(form, data, leaves, lead, where)
@@ -490,7 +490,7 @@ class TensorStorage(Storage):
 
     def _copy_span(self, rows: list[torch.Tensor], skipped: int, start: int, count: int) -> None:
         per_step, table = self.rows_per_step, self._table or table_of(self)
-        if table.is_plain and not skipped:
+        if not table.lists and not skipped:
             table.columns.write(start * per_step, count * per_step, rows)
         else:
             table.write(rows, skipped, start * per_step, count * per_step)
@@ -539,8 +539,8 @@ class TensorStorage(Storage):
     def fetch(self, slots: torch.Tensor, paths: tuple[Path, ...] | None = None) -> Any:
         """Return the records in `slots`, with all columns or only those at `paths`, on the storage's device."""
         table, lead = self._table or table_of(self), slots.shape
-        if paths is None and table.is_plain:
-            return table.build(table.columns.gather((slots,)), lead, table.device)
+        if paths is None and not table.lists:  # the common case, without the call of `Table.fetch`
+            return table.build(table.columns.gather(slots), lead, table.device)
         return table.fetch(slots, lead, paths)
 
     def fetch_again(
