@@ -19,33 +19,15 @@ using namespace nanobind::literals;
 
 namespace {
 
-void gather_leaves(const Columns& self, std::span<const Columns::Index> indices, nb::handle out,
-                   std::span<const Columns::Leaf> leaves) {
-  const auto to = read_addresses<std::byte*>(out);
-  const auto n = static_cast<std::int64_t>(indices.empty() ? 0 : indices[0].size());
-  run(is_long(n, self.bytes_per_row(leaves)), [&] { self.gather(indices, to, leaves); });
-}
-
 void gather_rows(const Columns& self, std::uintptr_t index, std::int64_t n, nb::handle out, nb::handle wanted) {
   const std::array indices{array_at<std::int64_t>("gather", index, n)};
-  if (wanted.is_none()) return gather_leaves(self, indices, out, self.all_leaves());
-  std::vector<Columns::Leaf> leaves;
-  for (const auto column : read_list<std::int64_t>(wanted, as_number)) leaves.push_back({column, 0});
-  gather_leaves(self, indices, out, leaves);
-}
-
-void gather_rows_at(const Columns& self, nb::handle index, std::int64_t n, nb::handle out, nb::handle wanted,
-                    nb::handle which) {
-  std::vector<Columns::Index> indices;
-  for (const auto address : read_list<std::uintptr_t>(index, as_address<std::uintptr_t>)) {
-    indices.push_back(array_at<std::int64_t>("gather", address, n));
+  const auto to = read_addresses<std::byte*>(out);
+  std::vector<Columns::Leaf> chosen;
+  if (!wanted.is_none()) {
+    for (const auto column : read_list<std::int64_t>(wanted, as_number)) chosen.push_back({column, 0});
   }
-  const auto columns = read_list<std::int64_t>(wanted, as_number);
-  const auto numbers = read_list<std::int64_t>(which, as_number);
-  if (columns.size() != numbers.size()) throw std::invalid_argument("gather_at: wanted and which differ in length");
-  std::vector<Columns::Leaf> leaves;
-  for (std::size_t p = 0; p < columns.size(); ++p) leaves.push_back({columns[p], numbers[p]});
-  gather_leaves(self, indices, out, leaves);
+  const std::span<const Columns::Leaf> leaves = wanted.is_none() ? self.all_leaves() : chosen;
+  run(is_long(n, self.bytes_per_row(leaves)), [&] { self.gather(indices, to, leaves); });
 }
 
 void write_rows(const Columns& self, std::int64_t start, std::int64_t n, nb::handle src) {
@@ -134,8 +116,6 @@ void bind_columns(nb::module_& m) {
       .def_prop_ro("num_columns", &Columns::num_columns)
       .def("gather", &gather_rows, "index"_a, "n"_a, "out"_a, "wanted"_a = nb::none(),
            "Copy rows index[0:n] of the wanted columns (all by default) into the arrays at `out`.")
-      .def("gather_at", &gather_rows_at, "index"_a, "n"_a, "out"_a, "wanted"_a, "which"_a,
-           "Copy, for each leaf p, rows index[which[p]][0:n] of column wanted[p] into the array out[p].")
       .def("write", &write_rows, "start"_a, "n"_a, "src"_a,
            "Write n rows from the arrays at `src` to start, start + 1, ..., around the end of the ring.")
       .def("put", &put_rows, "index"_a, "n"_a, "src"_a,

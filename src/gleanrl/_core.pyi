@@ -84,11 +84,6 @@ class Columns:
     def gather(self, index: int, n: int, out: Sequence[int], wanted: Sequence[int] | None = None) -> None:
         """Copy rows `index[0:n]` (int64) of the `wanted` columns, all by default, into the arrays `out`."""
 
-    def gather_at(
-        self, index: Sequence[int], n: int, out: Sequence[int], wanted: Sequence[int], which: Sequence[int]
-    ) -> None:
-        """Copy, for each leaf p, rows `index[which[p]][0:n]` of column `wanted[p]` into the array `out[p]`."""
-
     def write(self, start: int, n: int, src: Sequence[int]) -> None:
         """Write n <= num_rows rows from the arrays `src` to start, start + 1, ..., around the end of the ring."""
 

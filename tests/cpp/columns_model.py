@@ -41,15 +41,6 @@ class Table:
             g.content().reshape(len(index), self.row_bytes[j]) for j, g in zip(chosen, guarded, strict=True)
         ]
 
-    def gather_at(self, indices, leaves) -> list[np.ndarray]:
-        """Gather leaves, which are pairs of a column number and an index array number."""
-        n = len(indices[0])
-        guarded = [Guarded(n * self.row_bytes[column]) for column, _ in leaves]
-        wanted, which = [column for column, _ in leaves], [array for _, array in leaves]
-        addresses = [index.ctypes.data for index in indices]
-        self.core.gather_at(addresses, n, [g.address for g in guarded], wanted, which)
-        return [g.content().reshape(n, self.row_bytes[j]) for j, g in zip(wanted, guarded, strict=True)]
-
     def write(self, start: int, rows: list[np.ndarray]) -> None:
         self.core.write(start, len(rows[0]), [r.ctypes.data for r in rows])
 

@@ -52,40 +52,6 @@ def test_gather_equals_indexing(row_bytes, num_rows, data):
         assert (got == table.columns[j][np.array(index, dtype=np.int64)]).all()
 
 
-@given(widths, st.integers(1, 50), st.data())
-def test_leaves_are_read_at_separate_index_arrays(row_bytes, num_rows, data):
-    table = Table.random(row_bytes, num_rows)
-    n, count = data.draw(st.integers(0, 300)), data.draw(st.integers(1, 3))
-    indices = [np.random.default_rng(k).integers(0, num_rows, n) for k in range(count)]
-    leaf = st.tuples(st.integers(0, len(row_bytes) - 1), st.integers(0, count - 1))
-    leaves = data.draw(st.lists(leaf, max_size=6))
-    for (column, array), got in zip(leaves, table.gather_at(indices, leaves), strict=True):
-        assert (got == table.columns[column][indices[array]]).all()
-
-
-def test_index_arrays_are_checked():
-    table = Table.random([4, 8], 10)
-    good, bad = np.arange(9), np.array([*range(8), 10])
-    out = [Guarded(36), Guarded(72)]
-    at = [g.address for g in out]
-    call = table.core.gather_at
-    with pytest.raises(IndexError, match=r"gather: row 10 at position 8 of 9 .* \[0, 10\)"):
-        # Row 10 is bad although no leaf reads its index array.
-        call([good.ctypes.data, bad.ctypes.data], 9, at, [0, 1], [0, 0])
-    for number in (-1, 1, 10**12):
-        with pytest.raises(IndexError, match=rf"index array {number} doesn't exist, there are 1"):
-            call([good.ctypes.data], 9, at, [0, 1], [0, number])
-    with pytest.raises(IndexError, match="index array 0 doesn't exist, there are 0"):
-        call([], 0, at[:1], [0], [0])
-    with pytest.raises(ValueError, match="differ in length"):
-        call([good.ctypes.data], 9, at, [0, 1], [0])
-    with pytest.raises(ValueError, match="one array per column, 1, got 2"):
-        call([good.ctypes.data], 9, at, [0], [0])
-    with pytest.raises(ValueError, match="null address"):
-        call([good.ctypes.data, 0], 9, at, [0, 1], [0, 1])
-    assert all(g.is_untouched() for g in out)
-
-
 @given(widths, st.integers(1, 40), st.data())
 def test_write_is_a_ring(row_bytes, num_rows, data):
     table = Table.random(row_bytes, num_rows)
@@ -153,6 +119,8 @@ def test_columns_that_dont_exist_and_lists_of_another_length():
     for call in (table.core.gather, table.core.put):
         with pytest.raises(ValueError, match="one array per column, 2, got 1"):
             call(index.ctypes.data, 1, [1])
+    with pytest.raises(ValueError, match="one array per column, 1, got 2"):
+        table.core.gather(index.ctypes.data, 1, [1, 1], [0])
     with pytest.raises(ValueError, match="one array per column, 2, got 3"):
         table.core.write(0, 1, [1, 1, 1])
 
