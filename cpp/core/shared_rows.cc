@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <stdexcept>
 #include <utility>
 
@@ -103,7 +102,8 @@ SharedRows::SharedRows(std::vector<std::byte*> bases, std::vector<int64_t> row_b
       heads_(heads),
       used_(num_slots + 1),
       columns_(columns_of(bases_, bytes_, pairs, stacks, limit(num_slots, streams, heads != nullptr))) {
-  if (streams < 1 || num_slots < streams || num_slots > std::numeric_limits<std::uint32_t>::max() / 4) {
+  if (streams < 1 || num_slots < streams || num_slots >= int64_t{1} << 30 ||
+      limit(num_slots, streams, heads != nullptr) > kFollows) {
     throw std::invalid_argument("SharedRows: expected 1 or more steps, and less than 2^30 rows");
   }
   const int64_t last = limit(size_, streams_, heads != nullptr);

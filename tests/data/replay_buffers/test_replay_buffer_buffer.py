@@ -341,7 +341,7 @@ def test_stats_count():
     rb.extend(ted(7))
     rb[0] = ted(1)[0]
     rb.sample()
-    assert rb.stats() == (10, 10, 15, 1, 0, 0, None)
+    assert rb.stats() == (10, 10, 15, 1, 0, 0, None, None)
     assert "LazyTensorStorage(10 of 10 rows" in repr(rb)
 
 
