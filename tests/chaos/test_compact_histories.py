@@ -377,6 +377,7 @@ RARE = (
 
 
 # Random bits are also signalling NaNs.
+@pytest.mark.timeout(7200 if FULL else 600)
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
 @pytest.mark.parametrize("memmap", [False, True], ids=["ram", "memmap"])
 @pytest.mark.parametrize("ndim", [1, 2, 3])
