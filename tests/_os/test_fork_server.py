@@ -21,6 +21,14 @@ from tests.leaks import Holdings
 from tests.takeovers import SOURCE
 
 
+@pytest.fixture(scope="module")
+def launched():
+    """Start a fork server for all tests that don't end it, because each one imports torch."""
+    made = fork_server._launch(ENTRY, ())
+    yield made
+    made.close()
+
+
 @pytest.fixture(autouse=True)
 def another_launcher():
     """Replace the program's fork server by a new one for each test; the test must leave no process or descriptor."""
@@ -58,8 +66,8 @@ def test_failing_preload_is_reported(monkeypatch):
         fork_server.current(ENTRY, ())
 
 
-def test_exit_codes_are_reported_at_any_time():
-    launched, held, started = fork_server.current(ENTRY, ()), Descriptors(), []
+def test_exit_codes_are_reported_at_any_time(launched):
+    held, started = Descriptors(), []
     for code in (b"3", b"4", b"5"):
         mine, theirs = held.take(pipe())
         started.append(launched.start([mine, theirs], held))
@@ -70,8 +78,8 @@ def test_exit_codes_are_reported_at_any_time():
     held.close()
 
 
-def test_a_late_answer_without_descriptors_closes_none():
-    launched, held = fork_server.current(ENTRY, ()), Descriptors()
+def test_a_late_answer_without_descriptors_closes_none(launched):
+    held = Descriptors()
     mine, theirs = held.take(pipe())
     # Asks for an exit code; no caller waits for this answer.
     launched._link.send(REQUEST.pack(1 << 40, 12345678))
@@ -80,9 +88,7 @@ def test_a_late_answer_without_descriptors_closes_none():
     held.close()
 
 
-def test_an_interrupted_start_leaves_nothing_and_the_next_one_gets_its_own_process():
-    launched = fork_server.current(ENTRY, ())
-
+def test_an_interrupted_start_leaves_nothing_and_the_next_one_gets_its_own_process(launched):
     def start(held):
         mine, theirs = held.take(pipe())
         pid, sentinel = launched.start([mine, theirs], held)
@@ -204,15 +210,17 @@ def test_fork_server_keeps_site_packages_that_are_the_current_directory(monkeypa
 
 
 @pytest.mark.timeout(25)  # the wait once took 30 s
-def test_stopped_fork_server_does_not_delay_the_report_of_a_lost_worker():
-    started, held = fork_server.current(ENTRY, ()), Descriptors()
-    process = started.start(held.take(pipe()), held)  # waits for an order that never comes
-    os.kill(started._process.pid, signal.SIGSTOP)
+def test_stopped_fork_server_does_not_delay_the_report_of_a_lost_worker(launched, monkeypatch):
+    held = Descriptors()
+    process = launched.start(held.take(pipe()), held)  # waits for an order that never comes
+    os.kill(launched._process.pid, signal.SIGSTOP)
     try:
         os.kill(process.pid, signal.SIGKILL)
         select.select([process.descriptor], [], [])
-        assert started.exit_code(process.pid) is None
+        with monkeypatch.context() as short:
+            short.setattr(fork_server, "_CODE_S", 0.2)
+            assert launched.exit_code(process.pid) is None
     finally:
-        os.kill(started._process.pid, signal.SIGCONT)
-    assert started.exit_code(process.pid) == -signal.SIGKILL
+        os.kill(launched._process.pid, signal.SIGCONT)
+    assert launched.exit_code(process.pid) == -signal.SIGKILL
     held.close()

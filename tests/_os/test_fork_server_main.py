@@ -20,14 +20,22 @@ from tests._os.entries import DIE, ENTRY, NEST, RAISE, READ, STAY
 from tests.leaks import Holdings
 
 
-@pytest.fixture
-def launched():
-    """Start a fork server for one test; the test must leave no process or descriptor."""
+@pytest.fixture(scope="module")
+def shared():
+    """Start a fork server for all tests that don't end it, because each one imports torch."""
     before = Holdings.now()
     made = fork_server._launch(ENTRY, ("json",))
     yield made
     made.close()
     made.close()
+    before.check()
+
+
+@pytest.fixture
+def launched(shared):
+    """Return the fork server; the test must leave no process or descriptor."""
+    before = Holdings.now()
+    yield shared
     before.check()
 
 
@@ -91,13 +99,15 @@ def test_processes_end_with_the_one_that_asked_for_them(launched, held):
     assert gone(sentinel) and gone(inner_sentinel)
 
 
-def test_processes_end_with_the_fork_server(launched, held):
+def test_processes_end_with_the_fork_server(held):
+    launched = fork_server._launch(ENTRY, ())
     workers = [start(launched, STAY, held) for _ in range(3)]
     launched._process.kill()
     assert all(gone(sentinel) for _, sentinel, _ in workers)
     assert not launched.is_alive or launched._process.wait(5) is not None
     with pytest.raises(fork_server.LaunchError, match="no worker can be started"):
         launched.start([], held)
+    launched.close()
 
 
 def test_processes_end_with_the_owner():
