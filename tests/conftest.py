@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import random
 import re
 import signal
@@ -50,6 +51,8 @@ STARTING_PROCESSES = (
 )
 """Beginnings of the paths of tests that are slow because they start processes."""
 
+SENT_ALONE = tuple(f"{HERE.name}/{place}" for place in STARTING_PROCESSES)
+
 NAMED_FOR_PROCESSES = re.compile("killed|parallel|process|worker|a?sync(?=[]-])", re.IGNORECASE)
 """Names and parameters of further tests that start processes."""
 
@@ -62,6 +65,26 @@ MANY_DRAWS = (
 
 DEVICES = "devices/"
 """Tests of `make test-devices`. There are about a thousand, and on the CPU they repeat checks of other folders."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """With `--dist loadgroup`, send the fast tests of a file to one process together.
+
+    xdist would send each test alone, and for each result it would look at all tests sent before. Tests that start
+    processes are still sent alone, because they take seconds.
+    """
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    config.option.loadscopereorder = False  # otherwise the slow tests would come last
+    scheduler = importlib.import_module("xdist.scheduler").LoadGroupScheduling(config, log)
+    group = scheduler._split_scope
+
+    def group_or_file(nodeid):
+        return group(nodeid) if nodeid.startswith(SENT_ALONE) else group(nodeid).partition("::")[0]
+
+    scheduler._split_scope = group_or_file
+    return scheduler
 
 
 def pytest_collection_finish():
