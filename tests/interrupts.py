@@ -30,7 +30,7 @@ import gleanrl
 
 SOURCE = str(Path(gleanrl.__file__).parent)
 
-SHARE = max(0.15, min(1.0, float(os.environ.get("GLEANRL_CHAOS", 0))))
+SHARE = max(0.05, min(1.0, float(os.environ.get("GLEANRL_CHAOS", 0))))
 
 Subject = TypeVar("Subject")
 
@@ -177,8 +177,9 @@ def interruptions(
     Args:
         make: returns a fresh subject, always in the same state.
         call: the interrupted call. It must not raise without an interrupt.
-        most: number of lines to try in `make chaos`; other runs try a seventh. The first executions of each line have
-            priority, then further executions follow, evenly spread. The choice is deterministic. None tries every line.
+        most: number of lines to try in `make chaos`; other runs try a twentieth, at least three. The first executions
+            of each line have priority, then further executions follow, evenly spread. The choice is deterministic. None
+            tries every line.
         close: ends a subject whose call wasn't interrupted.
         also: files of other libraries whose lines are interrupted too.
     """
@@ -205,7 +206,7 @@ def interruptions(
 
 def _chosen(places: list[Place], most: int | None) -> list[int]:
     if most is not None:
-        most = round(SHARE * most)
+        most = max(3, round(SHARE * most))
     if most is None or most >= len(places):
         return [place.count for place in places]
     first = {(place.file, place.line): place.count for place in reversed(places)}
@@ -267,6 +268,8 @@ def in_another_thread(call: Callable[[], Any], seconds: float = 20.0) -> Any:
 # ------------------------------------------------------------------ two interrupts
 SECOND_SHARE = 1.0 if SHARE == 1 else 0.05
 """Fraction of second interrupts to try: all in `make chaos`, a twentieth otherwise."""
+MOST_AFTER_ONE = 5
+"""Number of second interrupts to try after each first one, except in `make chaos`: a start has hundreds of moments."""
 
 
 class Moment(NamedTuple):
@@ -393,7 +396,8 @@ def double_interruptions(
         new = [moment for moment in moments if (moment.event, moment.stack) not in known]
         known.update((moment.event, moment.stack) for moment in new)
         if SECOND_SHARE < 1:
-            new = draws.sample(new, min(len(new), max(2, round(SECOND_SHARE * len(new)))))
+            number = max(2, min(MOST_AFTER_ONE, round(SECOND_SHARE * len(new))))
+            new = draws.sample(new, min(len(new), number))
         for moment in new:
             subject = make()
             seen, found, error = trace_twice(
