@@ -51,6 +51,9 @@ STARTING_PROCESSES = (
 )
 """Beginnings of the paths of tests that are slow because they start processes."""
 
+ON_RAY = re.compile("(?<![a-z])ray(?![a-z])|/distributed/")
+"""Matches the ids of all tests on Ray, and of some more."""
+
 SENT_ALONE = tuple(f"{HERE.name}/{place}" for place in STARTING_PROCESSES)
 
 NAMED_FOR_PROCESSES = re.compile("killed|parallel|process|worker|a?sync(?=[]-])", re.IGNORECASE)
@@ -69,22 +72,23 @@ DEVICES = "devices/"
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """With `--dist loadgroup`, send the fast tests of a file to one process together.
+    """With `--dist loadgroup`, send the groups of `group_of` to the processes, in the order of collection.
 
-    xdist would send each test alone, and for each result it would look at all tests sent before. Tests that start
-    processes are still sent alone, because they take seconds.
+    xdist would send each test alone, and for each result it would look at all tests sent before.
     """
     if config.getvalue("dist") != "loadgroup":
         return None
     config.option.loadscopereorder = False  # otherwise the slow tests would come last
     scheduler = importlib.import_module("xdist.scheduler").LoadGroupScheduling(config, log)
-    group = scheduler._split_scope
-
-    def group_or_file(nodeid):
-        return group(nodeid) if nodeid.startswith(SENT_ALONE) else group(nodeid).partition("::")[0]
-
-    scheduler._split_scope = group_or_file
+    scheduler._split_scope = group_of
     return scheduler
+
+
+def group_of(nodeid):
+    """Return the group that a pytest process runs together: tests on Ray, a slow test alone, or the tests of a file."""
+    if ON_RAY.search(nodeid):
+        return "ray"
+    return nodeid if nodeid.startswith(SENT_ALONE) else nodeid.partition("::")[0]
 
 
 def pytest_collection_finish():
@@ -99,17 +103,24 @@ def pytest_collection_finish():
 def pytest_collection_modifyitems(items):
     """Mark tests as slow that start processes or try many examples.
 
-    Tests on Ray run in one pytest process. They get a long timeout, because each Ray actor imports torch.
+    Tests on Ray run first, in one pytest process. They get a long timeout, because each Ray actor imports torch.
     """
+    items.sort(key=lambda item: not ON_RAY.search(item.nodeid))
     for item in items:
         place = item.path.relative_to(HERE).as_posix()
         starts = place.startswith(STARTING_PROCESSES) or NAMED_FOR_PROCESSES.search(item.name)
         if starts or place.startswith((*MANY_DRAWS, DEVICES)) or is_hypothesis_test(item.obj):
             item.add_marker(pytest.mark.slow)
         if "ray_session" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("ray"))
+            assert ON_RAY.search(item.nodeid), f"{item.nodeid}: name a test on Ray so that ON_RAY matches it"
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(600))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem):
+    if nextitem is not None and not ON_RAY.search(nextitem.nodeid):
+        rays.end()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -119,16 +130,16 @@ def no_leaks():
         torch.zeros(1, device="cuda")  # CUDA keeps its first handles open until the process ends
     before = Holdings.now()
     yield
+    rays.end()
     fork_server.shut_down()
     before.check()
 
 
 @pytest.fixture(scope="session")
 def ray_session():
-    """Start Ray on this machine until the session ends, and return the module. Tests end their own actors."""
+    """Start Ray on this machine, and return the module. Tests end their own actors."""
     pytest.importorskip("ray", reason="Ray isn't installed")
-    with rays.running() as ray:
-        yield ray
+    return rays.kept(rays.running)
 
 
 @pytest.fixture(autouse=True)

@@ -1,10 +1,13 @@
-"""A small Ray cluster on this machine, shared by all tests of a process that need one."""
+"""A small Ray cluster on this machine, shared by all tests of a process that need one.
+
+These tests run one after the other, and `end` follows the last one: Ray's idle processes use a tenth of a core.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from gleanrl import _util
@@ -39,3 +42,20 @@ def running() -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+_stack = ExitStack()
+_kept: dict[Callable[..., Any], Any] = {}
+
+
+def kept(make: Callable[[], AbstractContextManager[Any]]) -> Any:
+    """Return the value of a context that all tests share; it is left at `end`."""
+    if make not in _kept:
+        _kept[make] = _stack.enter_context(make())
+    return _kept[make]
+
+
+def end() -> None:
+    """Leave the contexts of `kept`, the latest first."""
+    _kept.clear()
+    _stack.close()

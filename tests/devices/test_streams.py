@@ -13,10 +13,8 @@ import torch
 from gleanrl.data import LazyTensorStorage, ListStorage, ReplayBuffer, SamplerWithoutReplacement
 from tests.devices.records import numbers, rows
 
-pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
-    pytest.mark.xdist_group("streams"),  # each process would keep tens of GiB of the device's memory
-]
+# These tests are in one file and so in one pytest process: each process keeps tens of GiB of the device's memory.
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 LONG = 1 << 28  # clock cycles: more than a tenth of a second
 
 
