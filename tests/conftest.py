@@ -95,10 +95,11 @@ def group_of(nodeid):
 
 
 def pytest_collection_finish():
-    """Freeze all objects of the modules and tests, so that garbage collection doesn't scan them.
+    freeze()
 
-    Tests collect garbage thousands of times.
-    """
+
+def freeze():
+    """Freeze all objects, so that garbage collection doesn't scan them. Tests collect garbage thousands of times."""
     gc.collect()
     gc.freeze()
 
@@ -121,9 +122,12 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(nextitem):
+def pytest_runtest_teardown(item, nextitem):
+    """After the last test on Ray, end Ray. After a file, freeze the modules that its tests have imported."""
     if nextitem is not None and not ON_RAY.search(nextitem.nodeid):
         rays.end()
+    if nextitem is not None and nextitem.path != item.path:
+        freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -135,6 +139,7 @@ def no_leaks():
     yield
     rays.end()
     fork_server.shut_down()
+    gc.unfreeze()
     before.check()
 
 

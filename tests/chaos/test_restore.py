@@ -15,7 +15,7 @@ from tests.chaos.drills import SHARE
 from tests.chaos.restoring import Case, History, all_cases, made, same, some_cases
 
 CASES = all_cases() if SHARE >= 1 else some_cases()
-HISTORIES = 1 if SHARE >= 1 else 3
+HISTORIES = 1 if SHARE >= 1 else 2
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
