@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import io
 import math
 import re
@@ -46,7 +47,13 @@ DOCTEST = re.compile(r"^\s*>>>.*(?:\n(?!\s*\n).*)*", re.M)
 SUFFIXES = (".py", ".md", ".cc", ".h")
 
 
-def prose(path: Path) -> Iterator[tuple[int, str]]:
+@functools.cache
+def prose(path: Path) -> list[tuple[int, str]]:
+    """Return the pieces of prose in a file, with their first lines. Idioms and sentences are both searched in them."""
+    return list(pieces(path))
+
+
+def pieces(path: Path) -> Iterator[tuple[int, str]]:
     """Yield each piece of prose in a file, with its first line."""
     text = path.read_text()
     if path.suffix == ".md":
