@@ -1,4 +1,4 @@
-"""A program that receives SIGINT twice in most batches: `python -m tests.chaos.interrupting KIND ROUNDS SEED`.
+"""A program that receives SIGINT twice in most batches: `python -m tests.chaos.interrupting ROUNDS SEED`.
 
 A thread sends the signals at random moments. The second signal often comes during the clean-up of the first. Every
 batch must hold transitions of the environments only; see `tests.chaos.oracle`.
@@ -62,7 +62,7 @@ def two_signals(moments: tuple[float, float], done: threading.Event) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def main(kind: str, rounds: int, seed: int) -> dict[str, int]:
+def interrupted(kind: str, rounds: int, seed: int) -> dict[str, int]:
     """Collect and return the counts of batches, interrupts and new collectors."""
     draws, record = random.Random(seed), Rows()
     found = {"batches": 0, "interrupted": 0, "renewed": 0}
@@ -109,5 +109,17 @@ def main(kind: str, rounds: int, seed: int) -> dict[str, int]:
     return found
 
 
+def main(rounds: int, seed: int) -> dict[str, dict[str, int]]:
+    """Interrupt each kind of collector; return the counts of each."""
+    found = {}
+    for kind in KINDS:
+        try:
+            found[kind] = interrupted(kind, rounds, seed)
+        except BaseException as error:
+            error.add_note(kind)
+            raise
+    return found
+
+
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))))
+    print(json.dumps(main(*map(int, sys.argv[1:]))))
