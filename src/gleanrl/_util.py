@@ -7,8 +7,10 @@ import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
+
 from gleanrl._arrays.tensordicts import NestedKey
-from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingLibraryError
+from gleanrl.errors import InvalidArgumentError, InvalidTypeError, MissingLibraryError, UnsupportedError
 
 
 def positive(name: str, value: Any) -> int:
@@ -104,6 +106,26 @@ pyarrow_parquet = _optional("pyarrow.parquet", "parquet", "Parquet files need")
 pandas = _optional("pandas", "parquet", "tables of pandas need")
 pyplot = _optional("matplotlib.pyplot", "plot", "plots need")
 pillow = _optional("PIL.Image", "parquet", "encoded images need")
+
+
+def video_decoder(where: str) -> Any:
+    """Import torchcodec and return its class `VideoDecoder`.
+
+    Raises:
+        UnsupportedError: torchcodec or one of its libraries can't be loaded; the message begins with `where`.
+    """
+    try:
+        library = importlib.import_module("torchcodec")  # from 0.14 on, PyPI's needs a torch with CUDA
+        if library.ffmpeg_major_version is None:  # later releases decode images without FFmpeg
+            raise ImportError("FFmpeg's libraries can't be loaded")
+        return importlib.import_module("torchcodec.decoders").VideoDecoder
+    except (ImportError, OSError, RuntimeError) as cause:
+        package = "'gleanrl[video]'" + ("" if torch.version.cuda else " torchcodec==0.13.0")
+        raise UnsupportedError(
+            f"{where}: videos need torchcodec (pip install {package}) and FFmpeg's libraries (Debian, Ubuntu: apt "
+            "install ffmpeg). Or pass video=False to from_lerobot, which leaves out videos. The import "
+            f"failed: {str(cause.__cause__ or cause).strip().splitlines()[0]}"
+        ) from cause
 
 
 def rich_progress() -> Any:

@@ -25,10 +25,11 @@ from gleanrl.data.datasets.conversion import (
     described,
     stored_dtype,
 )
+from gleanrl.data.datasets.videos import Clip, video_source
 from gleanrl.data.replay_buffers.export import DESCRIPTION
 from gleanrl.data.replay_buffers.presets import TensorDictReplayBuffer
 from gleanrl.data.trajectories import TRAJ_IDS
-from gleanrl.errors import DatasetError, GleanError, InvalidArgumentError, UnsupportedError
+from gleanrl.errors import DatasetError, GleanError, InvalidArgumentError
 
 _BATCH_ROWS = 1 << 14
 _BATCH_BYTES = 4 << 20
@@ -299,15 +300,18 @@ def from_lerobot(
     before it becomes truncated, as `from_arrays` says. For imitation, ``next_observation=False`` keeps all frames.
     ``next.done`` is read as done, and as terminated if ``next.truncated`` doesn't say otherwise.
 
+    Frames of videos become uint8 in the shape that ``meta/info.json`` says. A row takes the frame with its number, and
+    the frame's time must be the ``timestamp`` of the row, with a tolerance of half a frame.
+
     Args:
         folder: the folder that contains ``meta`` and ``data``.
-        video: False leaves out videos, which can't be decoded.
+        video: whether to decode videos, which needs torchcodec (extra ``video``); False leaves them out.
         **options: see `from_arrays`.
 
     Raises:
-        DatasetError: a file is missing or damaged, a path leaves the folder, or episodes have other lengths than the
-            metadata say.
-        UnsupportedError: the data set has videos, and `video` is True.
+        DatasetError: a file is missing or damaged, a path leaves the folder, or episodes or videos have other lengths,
+            sizes or times than the metadata say.
+        UnsupportedError: the data set has videos, `video` is True, and torchcodec can't be imported.
         CapacityError: too little memory or disk space.
         MissingLibraryError: pyarrow isn't installed, or Pillow for images.
     """
@@ -324,10 +328,13 @@ def from_lerobot(
         shapes = {name: _shape_of(feature) for name, feature in features.items()}
         lengths, file_values = _episodes(root, version, info)
         template = info.get("data_path")
-        paths = [within(root, _filled_in(root, template, values)) for values in dict.fromkeys(file_values)]
-    videos = [name for name, kind in kinds.items() if kind == "video"]
-    if videos and video:
-        raise UnsupportedError(f"{root}: videos aren't decoded; video=False leaves out {videos}")
+        paths = [
+            within(root, _filled_in(root, "data_path", template, values))
+            for values in dict.fromkeys(file_values)
+        ]
+        videos = [name for name, kind in kinds.items() if kind == "video"]
+        decoder = _util.video_decoder(f"{where}: {videos}") if videos and video else None
+        clips = {name: _clips(root, version, info, name, lengths, file_values) for name in videos if decoder}
     files = _ParquetFiles(where, paths)
     if (
         sum(length for _, length in lengths) != files.rows
@@ -337,7 +344,7 @@ def from_lerobot(
             f"{where}: expected as many rows as the metadata say, {info.get('total_frames')} in all and "
             f"{sum(length for _, length in lengths)} in the episodes, got {files.rows}"
         )
-    for name in (*features, "episode_index", "frame_index"):
+    for name in (*features, "episode_index", "frame_index", *(["timestamp"] if clips else [])):
         if name not in videos:
             _require_column(where, files, name)
     numbers = np.repeat([number for number, _ in lengths], [length for _, length in lengths]).astype(np.int64)
@@ -351,6 +358,15 @@ def from_lerobot(
         for name in features
         if name not in (*videos, "episode_index", "index")
     }
+    if clips:
+        with parsed(where):
+            times = files.source("timestamp").read().reshape(-1).astype(np.float64)
+            sources |= {
+                _key_of(name): video_source(
+                    f"{where}: {name!r}", decoder, features[name], float(info["fps"]), found, times
+                )
+                for name, found in clips.items()
+            }
     sources[TRAJ_IDS] = RowSource.of(where, -2 - numbers)
     ends = np.append(numbers[1:] != numbers[:-1], True)
     return buffer_of(convert(where, sources, shared, ends), shared)
@@ -409,14 +425,10 @@ def _episodes(
         ]
     else:
         listing = root / "meta" / "episodes"
-        files = _ParquetFiles(os.fspath(listing), _parquet_files(os.fspath(listing), listing))
         names = ("episode_index", "length", "data/chunk_index", "data/file_index")
-        for name in names:
-            _require_column(os.fspath(listing), files, name)
-        table = [files.source(name).read().reshape(-1).tolist() for name in names]
         found = [
             (number, length, (("chunk_index", chunk), ("file_index", file)))
-            for number, length, chunk, file in zip(*table, strict=True)
+            for number, length, chunk, file in _table(listing, names)
         ]
     found.sort()
     numbers, lengths = [number for number, _, _ in found], [length for _, length, _ in found]
@@ -429,16 +441,59 @@ def _episodes(
     return [(number, length) for number, length, _ in found], [values for _, _, values in found]
 
 
-def _filled_in(root: FilePath, template: Any, values: Iterable[tuple[str, int]]) -> str:
+def _clips(
+    root: FilePath,
+    version: str,
+    info: Mapping[str, Any],
+    name: str,
+    lengths: Sequence[tuple[int, int]],
+    file_values: Sequence[tuple[tuple[str, int], ...]],
+) -> list[Clip]:
+    """Return the clip of each episode in the videos of the feature `name`."""
+    places: Iterable[tuple[tuple[tuple[str, int], ...], float, float | None]]
+    if version.lstrip("v").startswith("2"):
+        places = [(values, 0.0, None) for values in file_values]
+    else:
+        columns = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
+        table = _table(
+            root / "meta" / "episodes", ("episode_index", *(f"videos/{name}/{one}" for one in columns))
+        )
+        places = [
+            ((("chunk_index", chunk), ("file_index", file)), start, stop)
+            for _, chunk, file, start, stop in sorted(table)
+        ]
+    template = info.get("video_path")
+    return [
+        Clip(
+            number,
+            within(root, _filled_in(root, "video_path", template, (*values, ("video_key", name)))),
+            start,
+            stop,
+            length,
+        )
+        for (number, length), (values, start, stop) in zip(lengths, places, strict=True)
+    ]
+
+
+def _table(listing: FilePath, names: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Return the rows of some columns in a folder of Parquet files."""
+    files = _ParquetFiles(os.fspath(listing), _parquet_files(os.fspath(listing), listing))
+    for name in names:
+        _require_column(os.fspath(listing), files, name)
+    return [*zip(*(files.source(name).read().reshape(-1).tolist() for name in names), strict=True)]
+
+
+def _filled_in(root: FilePath, name: str, template: Any, values: Iterable[tuple[str, Any]]) -> str:
+    """Return the path that the template `name` of ``meta/info.json`` gives for some values."""
     known = dict(values)
 
     def number(found: re.Match[str]) -> str:
         if found[1] not in known:
-            raise DatasetError(f"{root}: expected data_path with {[*known]}, got {template!r}")
+            raise DatasetError(f"{root}: expected {name} with {[*known]}, got {template!r}")
         return str(known[found[1]]).zfill(int(found[2] or 1))
 
     if not isinstance(template, str):
-        raise DatasetError(f"{root}: expected a text data_path in meta/info.json, got {template!r}")
+        raise DatasetError(f"{root}: expected a text {name} in meta/info.json, got {template!r}")
     return _SLOT.sub(number, template)
 
 
