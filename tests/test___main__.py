@@ -71,7 +71,7 @@ def test_show_prints_a_summary_and_refuses_other_files_without_a_traceback(tmp_p
     buffer.extend(TensorDict({"observation": torch.arange(4), "next": {"done": torch.arange(4) == 3}}, [4]))
     buffer.dumps(tmp_path / "saved")
     main(["show", str(tmp_path / "saved")])
-    assert capsys.readouterr().out.startswith("4 transitions in 1 episodes, ")
+    assert capsys.readouterr().out.startswith("4 transitions in 1 episode, ")
     next((tmp_path / "saved").rglob("*.bin")).write_bytes(b"")
     (tmp_path / "text").write_text("no data set")
     for name in ("saved", "text", "nothing"):

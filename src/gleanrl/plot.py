@@ -149,7 +149,7 @@ def _axes(ax: Any) -> Any:
 
 def _buffer(data: Any) -> ReplayBuffer:
     if isinstance(data, (str, os.PathLike)):
-        return open_buffer(data)
+        return open_buffer(data, video=False)
     if not isinstance(data, ReplayBuffer):
         raise InvalidTypeError(f"data: expected a buffer or a path, got {type(data).__name__}")
     return data

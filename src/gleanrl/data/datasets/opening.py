@@ -12,7 +12,7 @@ import torch
 from gleanrl._checkpoint.folder import Folder
 from gleanrl.data.datasets.hdf5 import from_hdf5
 from gleanrl.data.datasets.minari import from_minari
-from gleanrl.data.datasets.parquet import from_lerobot, from_parquet
+from gleanrl.data.datasets.parquet import from_lerobot, from_parquet, read_json
 from gleanrl.data.replay_buffers.checkpointers.buffers import with_records
 from gleanrl.data.replay_buffers.checkpointers.h5 import H5StorageCheckpointer
 from gleanrl.data.replay_buffers.export_minari import minari_id
@@ -26,7 +26,9 @@ FORMATS = {"hdf5": ".hdf5", "minari": "", "parquet": ".parquet", "safetensors": 
 """The formats of `export`, with the suffix of their files; an id names a Minari data set."""
 
 
-def open_buffer(source: str | os.PathLike[str], part: str | None = None) -> TensorDictReplayBuffer:
+def open_buffer(
+    source: str | os.PathLike[str], part: str | None = None, *, video: bool = True
+) -> TensorDictReplayBuffer:
     """Return a buffer of the records at a path, which refuses writes. Rewards keep their dtype.
 
     If the checkpoint has priorities, the buffer draws by them.
@@ -36,6 +38,7 @@ def open_buffer(source: str | os.PathLike[str], part: str | None = None) -> Tens
             layout; a Parquet file of this library; the folder of a Minari, Parquet or LeRobot data set; or the id of a
             local Minari data set.
         part: the name of the buffer in a `gleanrl.Checkpoint` with several; None for the only one.
+        video: whether to decode the videos of a LeRobot data set; see `gleanrl.data.from_lerobot`.
 
     Raises:
         DatasetError: there are no such records, or they can't be read.
@@ -45,7 +48,7 @@ def open_buffer(source: str | os.PathLike[str], part: str | None = None) -> Tens
     path = FilePath(source)
     if path.is_dir():
         if (path / "meta" / "info.json").exists():
-            return from_lerobot(path, reward_dtype=None)
+            return from_lerobot(path, video=video, reward_dtype=None)
         if (path / "metadata.json").exists() or (path / "data" / "metadata.json").exists():
             return from_minari(path.resolve(), reward_dtype=None)
         if next(path.rglob("*.parquet"), None) is not None:
@@ -68,6 +71,15 @@ def open_buffer(source: str | os.PathLike[str], part: str | None = None) -> Tens
         H5StorageCheckpointer().loads(state, path)
         return _buffer_of(_storage_of(path, state.found))
     return from_hdf5(path, reward_dtype=None)
+
+
+def videos_of(source: str | os.PathLike[str]) -> dict[str, list[int]]:
+    """Return the shapes of the videos at a path by name: all that ``open_buffer(source, video=False)`` leaves out."""
+    path = FilePath(source) / "meta" / "info.json"
+    features = read_json(path)["features"] if path.exists() else {}
+    return {
+        name: feature.get("shape") for name, feature in features.items() if feature.get("dtype") == "video"
+    }
 
 
 class _Capture:

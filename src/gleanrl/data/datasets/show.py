@@ -21,7 +21,7 @@ import torch
 from gleanrl._arrays.ragged import ObjectColumn
 from gleanrl._arrays.results import text_table
 from gleanrl._arrays.tensordicts import FLAGS, NestedKey, Path, as_key, iter_leaves
-from gleanrl.data.datasets.opening import open_buffer
+from gleanrl.data.datasets.opening import open_buffer, videos_of
 from gleanrl.data.replay_buffers.describe import (
     BufferDescription,
     ColumnStatistics,
@@ -58,6 +58,8 @@ class _Contents(NamedTuple):
     reason: str
     """The reason why `episodes` is None."""
     report: AuditReport
+    videos: dict[str, list[int]]
+    """The shapes of videos that weren't decoded, by name."""
 
     def first(self) -> Array:
         """Return the first slots of the episodes, ``(n,)`` int64; without episodes one for each stream."""
@@ -95,14 +97,14 @@ class _Contents(NamedTuple):
         return found
 
 
-def _contents(buffer: Any) -> _Contents:
+def _contents(buffer: Any, videos: dict[str, list[int]]) -> _Contents:
     """Read a buffer with columns."""
     episodes, reason = None, ""
     try:
         episodes = buffer.episodes()
     except (MissingKeyError, SchemaError, UnsupportedError) as cause:
         reason = str(cause.args[0])
-    return _Contents(buffer.storage, buffer.describe(), episodes, reason, buffer.verify())
+    return _Contents(buffer.storage, buffer.describe(), episodes, reason, buffer.verify(), videos)
 
 
 def show(
@@ -112,7 +114,7 @@ def show(
 
     The summary has the columns, statistics of returns and lengths, the ends of episodes, and the problems that
     `ReplayBuffer.verify` finds. The page has these, the list of episodes, their steps as curves and frames, and the
-    priorities. It needs no network.
+    priorities. It needs no network. Videos of LeRobot data sets aren't decoded: they are only named.
 
     Args:
         source: see `open_buffer`.
@@ -123,8 +125,8 @@ def show(
         OSError: the page can't be written.
         Exception: an error of `open_buffer`.
     """
-    buffer = open_buffer(source, part)
-    found = _contents(buffer)
+    buffer = open_buffer(source, part, video=False)
+    found = _contents(buffer, videos_of(source))
     if html is not None:
         name = os.fspath(source) if part is None else f"{os.fspath(source)}: {part}"
         written = _page(found, priorities_of(buffer), name).encode()
@@ -134,12 +136,19 @@ def show(
 
 def _summary(found: _Contents) -> str:
     rows, episodes = len(found.storage), found.episodes
-    count = "" if episodes is None else f" in {len(episodes)} episodes"
-    parts = [f"{rows} transitions{count}, {_megabytes(found):.4g} MB"]
+    count = "" if episodes is None else f" in {len(episodes)} {_noun('episode', len(episodes))}"
+    parts = [f"{rows} {_noun('transition', rows)}{count}, {_megabytes(found):.4g} MB"]
+    if found.videos:
+        videos = ", ".join(f"{name} {tuple(shape)}" for name, shape in found.videos.items())
+        parts.append(f"videos, not decoded: {videos}")
     if rows:
         parts += [text_table(_COLUMNS, _described(found)), "\n".join(_about_episodes(found))]
     parts.append("\n".join(_findings(found)))
     return "\n\n".join(parts)
+
+
+def _noun(name: str, count: int) -> str:
+    return name if count == 1 else name + "s"
 
 
 def _described(found: _Contents) -> Iterator[list[str]]:
@@ -266,9 +275,10 @@ def _page_data(found: _Contents, priorities: Array | None, name: str) -> dict[st
         columns["id"] = episodes.ids.numpy()[listed]
     opened = np.isin(listed, sample.episodes)
     columns["steps"] = np.where(opened, np.cumsum(opened) - 1, -1)
-    facts: list[tuple[str, Any]] = [("transitions", rows)]
-    facts += [] if episodes is None else [("episodes", len(episodes))]
+    facts: list[tuple[str, Any]] = [(_noun("transition", rows), rows)]
+    facts += [] if episodes is None else [(_noun("episode", len(episodes)), len(episodes))]
     facts += [("MB", f"{_megabytes(found):.4g}"), *((name, int(flag.sum())) for name, flag in flags.items())]
+    facts += [("(video, not decoded)", name) for name in found.videos]
     return {
         "name": name,
         "facts": facts,
