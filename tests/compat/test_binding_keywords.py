@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 import torch
 
-from gleanrl.collectors import SyncDataCollector
+from gleanrl.collectors import MultiSyncDataCollector, SyncDataCollector
 from gleanrl.compat import binding
 from gleanrl.compat.names import UnservedKeyword
 from gleanrl.data import (
@@ -83,6 +83,24 @@ def test_an_unknown_keyword_raises_with_the_nearest_known_one(checked):
         checked(Oven)(minute=3)
     with pytest.raises(TypeError, match="'xyz'; it takes minutes, temperature"):
         checked(Oven)(xyz=3)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "written"),
+    [
+        ("total_timesteps", "total_frames=total_timesteps"),
+        ("n_steps", r"frames_per_batch=n_steps \* num_envs"),
+        ("n_envs", r"GymEnv\(name, num_envs=n_envs\)"),
+        ("learning_starts", "init_random_frames=learning_starts"),
+        ("buffer_size", r"ReplayBuffer\(storage=LazyTensorStorage\(buffer_size\)\)"),
+        ("gradient_steps", r"a loop with one buffer\.sample\(\)"),
+        ("train_freq", r"frames_per_batch=train_freq \* num_envs"),
+    ],
+)
+@pytest.mark.parametrize("cls", [SyncDataCollector, MultiSyncDataCollector, ReplayBuffer])
+def test_keywords_of_stable_baselines3_name_those_of_gleanrl(cls, keyword, written):
+    with pytest.raises(InvalidTypeError, match=f"unexpected keyword argument '{keyword}'; write {written}"):
+        cls(**{keyword: 5})
 
 
 @pytest.mark.parametrize(

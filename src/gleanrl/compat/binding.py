@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from gleanrl._arrays.tensordicts import did_you_mean
 from gleanrl._util import is_ours
-from gleanrl.compat.names import ALIASES, KEYWORDS, POSITIONAL, UNSERVED_KEYWORDS, UnservedKeyword
+from gleanrl.compat.names import ALIASES, ELSEWHERE, KEYWORDS, POSITIONAL, UNSERVED_KEYWORDS, UnservedKeyword
 from gleanrl.compat.unserved import refuse_members, unserved_name
 from gleanrl.errors import InvalidArgumentError, InvalidTypeError, UnservedKeywordError, UnservedMemberError
 
@@ -96,7 +96,8 @@ def _refuse_unknown(name: str, keywords: dict[str, Any], known: frozenset[str]) 
     for key in keywords:
         if key not in known:
             names = sorted(known - {"self"})
-            hint = did_you_mean(key, names) or f"; it takes {', '.join(names)}"
+            hint = f"; write {ELSEWHERE[key]}" if key in ELSEWHERE else did_you_mean(key, names)
+            hint = hint or f"; it takes {', '.join(names)}"
             raise InvalidTypeError(f"{name}.__init__() got an unexpected keyword argument {key!r}{hint}")
 
 

@@ -173,6 +173,17 @@ POSITIONAL: dict[str, dict[str, str]] = {
     "ReplayBuffer": {"storage": "LazyTensorStorage({})"},
 }
 
+# Keywords of Stable-Baselines3, and the way to write them here. A class that has the keyword itself takes it.
+ELSEWHERE = {
+    "buffer_size": "ReplayBuffer(storage=LazyTensorStorage(buffer_size))",
+    "gradient_steps": "a loop with one buffer.sample() for each step of the optimizer",
+    "learning_starts": "init_random_frames=learning_starts for the collector",
+    "n_envs": "GymEnv(name, num_envs=n_envs) as the collector's environment",
+    "n_steps": "frames_per_batch=n_steps * num_envs for the collector",
+    "total_timesteps": "total_frames=total_timesteps for the collector",
+    "train_freq": "frames_per_batch=train_freq * num_envs for the collector",
+}
+
 # Keywords of public constructors that aren't served: {"class": {"keyword": advice}}.
 _COLLECTOR_KEYWORDS = {
     "auto_register_policy_transforms": UnservedKeyword(
