@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -166,6 +167,20 @@ def test_values_that_are_not_finite_fail_in_rewards_and_actions_and_warn_elsewhe
     assert report.ok is not fails and not (report.warnings if fails else report.problems)
     ((rule, rows, slot, message),) = report.problems if fails else report.warnings
     assert (rule, rows, slot) == ("not finite", 2, 2) and message.startswith(repr(key))
+
+
+@pytest.mark.parametrize(("real", "bits"), [(np.float32, 0x7F800001), (np.float64, 0x7FF0000000000001)])
+def test_signalling_nans_of_complex_columns_are_reported_without_a_warning(real, bits):
+    """NumPy warns of such values in comparisons of complex numbers; warnings fail the tests."""
+    parts = np.arange(12, dtype=real)
+    parts.view(np.uint32 if real == np.float32 else np.uint64)[4] = bits
+    values = torch.from_numpy(parts).view(6, 2)
+    data = TensorDict({"action": torch.view_as_complex(values), "other": torch.arange(6)}, [6])
+    data["observation"] = data["next", "observation"] = data["action"]
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10))
+    buffer.extend(data)
+    assert ("not finite", 1, 2) in [problem[:3] for problem in buffer.verify().problems]
+    assert buffer.describe()["action"].num_nan == 1
 
 
 def test_constant_columns_only_warn():

@@ -161,7 +161,8 @@ class _Tally:
         if self._first is None:
             self._first = values[0].copy()
         if self._even and self._first.shape == values.shape[1:]:
-            same = values == self._first
+            with np.errstate(invalid="ignore"):  # a comparison of complex numbers warns of signalling NaNs
+                same = values == self._first
             if values.dtype.kind in "fc" and not same.all():
                 same |= np.isnan(values) & np.isnan(self._first)
             self._even = bool(same.all())
