@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gleanrl.data.replay_buffers import LazyTensorStorage, ReplayBuffer
+from gleanrl.data.replay_buffers import LazyTensorStorage, ListStorage, ReplayBuffer
 from gleanrl.errors import InvalidTypeError, SchemaError
 from tests.data.replay_buffers.oracle import fill
 
@@ -92,3 +92,27 @@ def test_numbers_in_single_records_become_columns(number, dtype):
 def test_error_about_unlike_records_names_where_they_differ(other, error, match):
     with pytest.raises(error, match=match):
         ReplayBuffer(storage=LazyTensorStorage(20)).extend([{"obs": np.zeros(3), "act": 1}, other])
+
+
+@pytest.mark.parametrize("numbers", [[1, 2, 3], [True, 0.5], [[1, 2]]])
+def test_a_list_of_numbers_is_no_record(numbers):
+    """`add([1, 2, 3])` once stored one record of three columns, so a later `extend` failed at their structure."""
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10))
+    with pytest.raises(
+        InvalidTypeError, match=r"add: expected a record of tensors, got a list of \d numbers.*extend"
+    ):
+        buffer.add(numbers)
+    assert len(buffer) == 0
+    buffer.extend([4, 5])
+    assert buffer[:].tolist() == [4, 5]
+    listed = ReplayBuffer(storage=ListStorage(10))
+    listed.add(numbers)
+    assert listed.storage.get(0) == numbers
+
+
+@pytest.mark.parametrize("record", [(1, 2.5), {"a": 1}, [torch.zeros(2), 1]])
+def test_numbers_in_other_records_become_tensors(record):
+    buffer = ReplayBuffer(storage=LazyTensorStorage(10))
+    buffer.add(record)
+    buffer.add(record)
+    assert len(buffer) == 2 and type(buffer[0]) is type(record)

@@ -45,6 +45,7 @@ from gleanrl.data.replay_buffers.storages.record_format import (
 )
 from gleanrl.errors import GleanError, InvalidArgumentError, InvalidTypeError, MissingKeyError, SchemaError
 
+_NUMBERS = (bool, int, float, complex)
 # Keys that `sample` adds to records. They aren't stored when a user writes a sample back.
 ADDED_KEYS = ("index", "_weight", "priority_weight", "_generation")
 
@@ -227,6 +228,16 @@ class TreeFormat(RecordFormat):
 def find_tree_format(data: Any, dims: int, where: str) -> TreeFormat:
     """Return the format of a tree of tensors; see `find_format`."""
     paths_and_leaves, spec = _pytree.tree_flatten_with_path(data, is_leaf=is_tensor_collection)
+    # Each number would become a column of its own, so the next `extend` of such a list would fail.
+    if (
+        paths_and_leaves
+        and isinstance(data, list)
+        and all(isinstance(leaf, _NUMBERS) for _, leaf in paths_and_leaves)
+    ):
+        raise InvalidTypeError(
+            f"{where}: expected a record of tensors, got a list of {len(paths_and_leaves)} numbers, {data!r:.60}; "
+            "write extend(list) for one record each, or add(torch.tensor(list)) for one record"
+        )
     fields: dict[Path, Field] = {}
     for key_path, found in paths_and_leaves:
         leaf = as_tensor(found)
@@ -250,7 +261,7 @@ def as_tensor(leaf: Any) -> Any:
     the dtype that TensorDict would give it. An array whose dtype is neither boolean nor a number is returned unchanged.
     """
     if not isinstance(leaf, (np.ndarray, np.generic)):
-        return _number(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf
+        return _number(leaf) if isinstance(leaf, _NUMBERS) else leaf
     if leaf.dtype.kind not in "biufc":
         return leaf
     native = np.asarray(leaf, leaf.dtype.newbyteorder("="))
