@@ -9,7 +9,7 @@ from gymnasium import spaces
 from tensordict import TensorDict
 from torch.nn.functional import interpolate
 
-from gleanrl.data import Bounded, Composite
+from gleanrl.data import Bounded, Composite, LazyTensorStorage, ReplayBuffer
 from gleanrl.envs import GymWrapper, SerialEnv, check_env_specs
 from gleanrl.envs.transforms import (
     CatFrames,
@@ -147,6 +147,28 @@ def test_channels_in_the_last_dimension_are_refused(transform):
         transform(frame.clone())
     ordered = PermuteTransform((-1, -3, -2), in_keys=["pixels"])(frame)
     assert transform(ordered)["pixels"].dtype is torch.uint8
+
+
+def test_rows_of_frames_with_channels_last_are_not_stacked():
+    """`CatFrames` once stacked rows there, without an error."""
+    message = (
+        r"CatFrames: expected \(.*C, H, W\) for dim=-3, got shape \((5, |2, )?6, 8, 3\); write dim=-1, or put"
+    )
+    pixels = torch.zeros(5, 6, 8, 3, dtype=torch.uint8)
+    flags = {"done": torch.zeros(5, 1, dtype=torch.bool)}
+    steps = TensorDict({"pixels": pixels, "next": {"pixels": pixels, **flags}}, [5])
+    with pytest.raises(SchemaError, match=message):
+        CatFrames(2, -3)(steps)
+    transform, sampler = CatFrames(2, -3).make_rb_transform_and_sampler(batch_size=2)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(5), sampler=sampler, transform=transform, batch_size=2)
+    buffer.extend(steps)
+    with pytest.raises(SchemaError, match=message):
+        buffer.sample()
+    with pytest.raises(SchemaError, match=message):
+        TransformedEnv(colour(), CatFrames(2, -3, **KEY)).rollout(2)
+    assert CatFrames(2, -1)(steps.clone())["pixels"].shape == (5, 6, 8, 6)
+    coordinates = TensorDict({"pixels": pixels.float(), "next": flags}, [5])
+    assert CatFrames(2, -3)(coordinates)["pixels"].shape == (5, 12, 8, 3)
 
 
 def test_invalid_images_and_arguments_are_refused():

@@ -56,6 +56,7 @@ class CatFrames(EntryTransform, Following):
 
     Raises:
         InvalidArgumentError: for a bad `N`, `dim` or `padding`, or an unknown keyword.
+        SchemaError: at use, if ``dim=-3`` would stack the rows of bytes with 1 or 3 channels last.
         UnsupportedError: at a step before the first reset.
     """
 
@@ -119,8 +120,19 @@ class CatFrames(EntryTransform, Following):
     def _pad(self, first: Tensor) -> Tensor:
         return first if self.padding == "same" else torch.full_like(first, self.padding_value)
 
+    def _check_layout(self, frame: Tensor) -> None:
+        """Refuse bytes with channels last, whose rows ``dim=-3`` would stack. Other values may have any layout."""
+        size = frame.shape[-3:]
+        if self.dim == -3 and frame.dtype == torch.uint8 and len(size) == 3:
+            if min(size[:2]) > 4 and size[2] in (1, 3):
+                raise SchemaError(
+                    f"CatFrames: expected (..., C, H, W) for dim=-3, got shape {tuple(frame.shape)}; write dim=-1, or "
+                    f"{_ORDER}"
+                )
+
     def _leaf(self, spec: TensorSpec) -> TensorSpec:
         zero = spec.zero()
+        self._check_layout(zero)
         shape = torch.cat([zero] * self.N, self.dim).shape
         if isinstance(spec, Bounded):
             low, high = (torch.cat([bound] * self.N, self.dim) for bound in spec.bounds)
@@ -230,6 +242,7 @@ class CatFrames(EntryTransform, Following):
                 if self.missing_tolerance:
                     continue
                 raise missing_key(self, in_key, batch)
+            self._check_layout(value)
             path = as_path(in_key)
             if path[0] == "next":
                 root = batch.get(path[1:], None)
@@ -278,6 +291,7 @@ class _OfSteps(CatFrames):
             newest = [tensordict.get(key, None) for key in dict.fromkeys((root, path))]
             if any(frame is None for frame in newest):
                 raise missing_key(self, in_key if newest[0] is not None else root, tensordict)
+            self._check_layout(newest[0])
             frames = frames_before(tensordict, root)
             if frames is None and self.N > 1:
                 raise UnsupportedError(
