@@ -120,7 +120,9 @@ class _ParquetFiles:
             if path.is_symlink() or not path.is_file():
                 raise DatasetError(f"{where}: expected {path} to be a file in the folder, got none or a link")
             with typed(str(path)):
-                self._opened.append((path, _util.pyarrow_parquet().ParquetFile(path, memory_map=True)))
+                self._opened.append(
+                    (path, _util.pyarrow_parquet().ParquetFile(path, memory_map=True, pre_buffer=False))
+                )
         if not self._opened:
             raise DatasetError(f"{where}: expected Parquet files, got none")
         self.schema = self._opened[0][1].schema_arrow
