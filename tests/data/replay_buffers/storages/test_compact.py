@@ -16,10 +16,7 @@ from tensordict import TensorDict
 
 from gleanrl._os import fault_points
 from gleanrl.data import replay_buffers as parts
-from gleanrl.errors import (
-    CapacityError,
-    UnsupportedError,
-)
+from gleanrl.errors import CapacityError, InvalidArgumentError, UnsupportedError
 from tests.bits import bits_of
 from tests.data.replay_buffers.sharing import in_child
 from tests.interrupts import double_interruptions, in_another_thread, interruptions
@@ -269,6 +266,18 @@ def test_refused_uses_name_an_alternative() -> None:
     with pytest.raises(UnsupportedError, match="write the keys with the first records"):
         buffer["new"] = torch.zeros(2, 3, 1)
     assert right(storage.get(slice(None)).reshape(-1))
+
+
+@pytest.mark.parametrize("kind", [parts.LazyTensorStorage, parts.LazyMemmapStorage])
+@pytest.mark.parametrize("streams", [1, 2])
+def test_more_rows_than_the_core_numbers_are_refused_before_memory_is_taken(kind: Any, streams: int) -> None:
+    buffer = parts.ReplayBuffer(storage=kind(2**30 + 1 - streams, ndim=streams, compact=True))
+    data = chained(3) if streams == 1 else torch.stack([chained(3), chained(3, 9)])
+    with pytest.raises(
+        InvalidArgumentError, match="at most 1,073,741,823 .* got 1,073,741,824; .*leave out compact"
+    ):
+        buffer.extend(data)
+    assert len(buffer) == 0 and not buffer.storage.initialized
 
 
 def test_records_without_repeated_entries_are_stored_as_usual() -> None:

@@ -49,7 +49,7 @@ from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
 from gleanrl.data.replay_buffers.storages.snapshots import Records, StorageState, read_records, stored_rows
 from gleanrl.data.replay_buffers.storages.table import StoreMaker, Table
 from gleanrl.data.trajectories import twins
-from gleanrl.errors import CapacityError, UnsupportedError
+from gleanrl.errors import CapacityError, InvalidArgumentError, UnsupportedError
 
 Rows: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -59,6 +59,7 @@ _FREE_CHECK_BYTES = 64 << 20  # copies below this size are made without a look a
 _LOGGED = 256  # number of writes whose rows a reader can still find
 _FOLLOWS = 0xFFFF0000  # a head from here on is no spare row; as in the core
 _address = torch.Tensor.data_ptr
+_MOST_ROWS = (1 << 30) - 1  # the core numbers rows, spare rows included, in 32 bits
 _TRIES = 4  # number of times that a reader reads rows again, before it makes writers wait
 
 
@@ -516,6 +517,7 @@ def compact_store(
 
     Raises:
         CapacityError: there is too little memory or disk space.
+        InvalidArgumentError: there are too many slots for the numbers of the core.
         SchemaError: a stack that the user names isn't there.
     """
     number = {path: position for position, path in enumerate(paths)}
@@ -528,6 +530,11 @@ def compact_store(
     }
     if not pairs:
         return column_store(allocate, paths, fields, num_rows)
+    if num_rows > _MOST_ROWS:
+        raise InvalidArgumentError(
+            f"max_size: expected at most {_MOST_ROWS:,} transitions in a compact storage, got {num_rows:,}; lower "
+            "max_size, split the records over the storages of a ReplayBufferEnsemble, or leave out compact"
+        )
     stored = [position for position in range(len(paths)) if position not in pairs]
     own_fields = [found[p].frame(fields[p]) if p in found else fields[p] for p in stored]
     more = spare_rows(num_rows, streams, bool(found))

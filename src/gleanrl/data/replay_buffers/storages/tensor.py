@@ -634,7 +634,8 @@ class LazyTensorStorage(TensorStorage):
             copies of these entries instead of live views, and keys can't be added after the first write.
 
     Raises:
-        InvalidArgumentError: `max_size`, `device` or `ndim` has a bad value.
+        InvalidArgumentError: `max_size`, `device` or `ndim` has a bad value; at the first write, a compact storage has
+            2**30 or more rows.
         UnsupportedError: the device is ``"meta"``, or `compact` is used with another device than the CPU or in a
             derived class.
 
