@@ -73,6 +73,35 @@ def test_records_that_are_tensors_or_trees():
     assert one.tolist() == [0, 0, 1, 1] and two.shape == (4, 2)
 
 
+def test_compact_buffers_serve_the_batches_of_plain_ones():
+    def steps(first, count):
+        t = torch.arange(first, first + count)
+        done = (t % 7 == 6)[:, None]
+        root = t[:, None].float().expand(count, 4)
+        after = {"x": torch.where(done, -root, root + 1), "done": done}
+        return TensorDict({"x": root.clone(), "next": after}, [count])
+
+    def made(compact):
+        storages = [LazyTensorStorage(size, compact=compact) for size in (50, 20)]
+        offline = ReplayBuffer(storage=storages[0], seed=1)
+        offline.extend(steps(1000, 50))
+        buffer = OfflineToOnlineReplayBuffer(offline, online_storage=storages[1], batch_size=16)
+        buffer.online_buffer.set_seed(2)
+        return buffer, storages
+
+    (plain, _), (compact, storages) = made(False), made(True)
+    for first in range(0, 60, 6):
+        for buffer in (plain, compact):
+            buffer.extend(steps(first, 6))
+        for _ in range(3):
+            batch = plain.sample()
+            again = compact.sample()
+            assert torch.equal(batch["x"], again["x"]) and torch.equal(batch["next", "x"], again["next", "x"])
+            assert (batch["x"][:8] >= 1000).all() and (batch["x"][8:] < 1000).all()
+    assert "8 of 50 outcomes stored apart" in repr(storages[0])
+    assert "4 of 20 outcomes stored apart" in repr(storages[1])
+
+
 def test_a_data_set_of_another_library():
     class Rows:
         def __len__(self):

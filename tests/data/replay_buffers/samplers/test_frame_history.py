@@ -90,16 +90,37 @@ def test_a_buffer_keeps_frames_and_serves_the_stacks_of_an_environment(kind, nam
             assert drawn == set(kept["last"][full].flatten().tolist())
 
 
-def test_stored_steps_are_drawn_uniformly_whatever_the_length_of_their_episode():
-    transform, sampler = CatFrames(4, -1, ["x"]).make_rb_transform_and_sampler(batch_size=1000, seed=1)
-    buffer = ReplayBuffer(
-        storage=LazyTensorStorage(60), sampler=sampler, transform=transform, batch_size=1000
-    )
-    t = torch.arange(60)
-    ends = (t < 20) | (t == 23) | (t == 59)  # episodes of 1, 4 and 36 steps
-    x = t.float()[:, None]
-    buffer.extend(TensorDict({"t": t, "x": x, "next": {"x": x + 1, "done": ends[:, None]}}, [60]))
-    counts = torch.stack([buffer.sample()["t"].bincount(minlength=60) for _ in range(60)]).sum(0)
+@pytest.mark.parametrize("padding", ["same", "constant"])
+@pytest.mark.parametrize("compact", [False, True])
+def test_stored_steps_are_drawn_uniformly_whatever_the_length_of_their_episode(compact, padding):
+    stack = CatFrames(4, -1, ["x"], padding=padding, padding_value=-7.0)
+    transform, sampler = stack.make_rb_transform_and_sampler(batch_size=1000, seed=1)
+    storage = LazyTensorStorage(60, compact=compact)
+    buffer = ReplayBuffer(storage=storage, sampler=sampler, transform=transform, batch_size=1000)
+    rows, stacks = [], []
+    for episode, length in enumerate((1, 2, 3, 1, 1, 2, 3, 4, 5, 1, 3, 30, 1, 2, 1)):
+        # No two episodes share a frame, so the last outcome of an episode differs from the next root.
+        frames = [100.0 * episode + age for age in range(length + 1)]
+        early = frames[:1] * 3 if padding == "same" else [-7.0] * 3
+        seen = early + frames
+        for age in range(length):
+            rows.append((len(rows), frames[age], frames[age + 1], age == length - 1))
+            stacks.append((seen[age : age + 4], seen[age + 1 : age + 5]))
+    t, root, coming, ends = (torch.tensor(column) for column in zip(*rows, strict=True))
+    width = 4  # 16 bytes, so that a compact storage pairs the frames
+    data = {"x": root[:, None].expand(60, width).clone()}
+    data["next"] = {"x": coming[:, None].expand(60, width).clone(), "done": ends[:, None]}
+    for part in TensorDict({"t": t, **data}, [60]).split(17):
+        buffer.extend(part)
+    if compact:
+        assert "15 of 60 outcomes stored apart" in repr(storage)
+    expected = torch.tensor(stacks)[..., None].expand(60, 2, 4, width).reshape(60, 2, 4 * width)
+    counts = torch.zeros(60)
+    for _ in range(60):
+        batch = buffer.sample()
+        counts += batch["t"].bincount(minlength=60)
+        assert torch.equal(batch["x"], expected[batch["t"], 0])
+        assert torch.equal(batch["next", "x"], expected[batch["t"], 1])
     chi_square = ((counts - 1000) ** 2 / 1000).sum()
     assert chi_square < 109  # 59 degrees of freedom: exceeded once in ten thousand
 
