@@ -65,7 +65,7 @@ def learn(args: argparse.Namespace) -> list[tuple[int, float]]:
         total_frames=args.total_frames,
         progress=True,
     )
-    buffer = ReplayBuffer(storage=LazyTensorStorage(50_000), batch_size=128)
+    buffer = ReplayBuffer(storage=LazyTensorStorage(50_000, compact=args.compact), batch_size=128)
     buffer.set_seed(args.seed)
 
     progress: dict[str, Any] = {"updates": 0, "curve": []}
@@ -169,6 +169,9 @@ def main() -> None:
         "--exploration-frames", type=int, default=8_000, help="frames over which epsilon falls"
     )
     parser.add_argument("--lr", type=float, default=5e-4)
+    parser.add_argument(
+        "--compact", action="store_true", help="store each observation once; the results are the same"
+    )
     parser.add_argument("--no-stop", action="store_true", help="continue after the task is solved")
     parser.add_argument(
         "--resume", action="store_true", help="save checkpoints, and resume from the last one if it exists"
