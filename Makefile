@@ -31,7 +31,7 @@ PYTHONS ?= 3.10 3.11 3.12 3.13 3.14
 FOREIGN_TESTS := tests/foreign tests/_takeover tests/envs/transforms/test_torchrl.py tests/test_takeover.py tests/test___main__.py
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-fast test-devices test-foreign test-pythons test-programs chaos bench bench-peers lint lint-prose format docs clean
+.PHONY: help build demo test test-fast test-devices test-foreign test-pythons test-programs chaos bench bench-peers bench-compact lint lint-prose format docs clean
 
 help:
 	@echo "make demo          run DQN on CartPole: collect, store and learn"
@@ -43,6 +43,7 @@ help:
 	@echo "make test-pythons  run the fast tests with each Python of PYTHONS that is installed, in .venv-pythons"
 	@echo "make chaos         kill, starve and stop thousands of workers, interrupt calls at more lines (40 minutes; make test runs a part)"
 	@echo "make bench         run the benchmarks; make bench-peers: with other libraries in the same run"
+	@echo "make bench-compact compare compact buffers with the ones of other libraries: memory, speed, wrong rows"
 	@echo "make lint          run all static checks; make format: apply the formatters"
 	@echo "make lint-prose    print the idioms in the prose of changed folders, and the rate of each folder"
 	@echo "make docs          build the documentation in site/"
@@ -118,6 +119,10 @@ bench: build
 bench-peers: build
 	PYTHON=$(PYTHON) bash benchmarks/make_peers.sh $(PEERS)
 	$(BIN)/python -m benchmarks --peers $(PEERS)/bin/python $(BENCH_ARGS)
+
+bench-compact: build
+	PYTHON=$(PYTHON) bash benchmarks/make_peers.sh $(PEERS)
+	$(BIN)/python -m benchmarks.compact_peers $(PEERS)/bin/python $(BENCH_ARGS)
 
 lint: build
 	$(BIN)/ruff check .

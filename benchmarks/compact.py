@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +12,9 @@ import torch
 from tensordict import TensorDict
 
 from benchmarks.harness import Case, Gauge, Setup, Target, Work
-from benchmarks.memory import in_fresh_process, resident
+from benchmarks.memory import in_fresh_process
+from benchmarks.workload import settled_resident
+from gleanrl.data import Compact as Stored
 from gleanrl.data import LazyTensorStorage, PrioritizedSampler, ReplayBuffer, SliceSampler
 from gleanrl.envs.transforms import CatFrames
 
@@ -152,6 +153,59 @@ CASES = (
 )
 
 
+class Compact:
+    """A plain buffer, a compact one, or a compact one of single frames that are stacked; see `compact_peers.py`."""
+
+    def __init__(self, kind: str, size: int, envs: int, how: str) -> None:
+        self._frames, sampler, transform = how == "frames", None, None
+        self._ndim = 1 if envs == 1 else 2
+        if self._frames:
+            stack = CatFrames(N=FRAMES, dim=-3, in_keys=["observation", ("next", "observation")])
+            transform, sampler = stack.make_rb_transform_and_sampler(BATCH)
+        # The stacks are named, because the first write may hold a single step, which shows none.
+        named = (
+            Stored(stack={"observation": FRAMES}) if kind == "stacks" and how == "compact" else how != "plain"
+        )
+        self._buffer = ReplayBuffer(
+            storage=LazyTensorStorage(size, ndim=self._ndim, compact=named),
+            sampler=sampler,
+            transform=transform,
+            batch_size=BATCH,
+        )
+
+    def writes(self, steps: Any, count: int) -> list[TensorDict]:
+        """Return the arguments of `write` for `count` steps each."""
+        data = TensorDict({"observation": steps.observation, "action": steps.action}, steps.reward.shape)
+        for name in ("reward", "terminated", "truncated"):
+            data["next", name] = getattr(steps, name)[..., None]
+        data["next", "observation"] = steps.following
+        data["next", "done"] = data["next", "terminated"] | data["next", "truncated"]
+        if self._frames:
+            for key in ("observation", ("next", "observation")):
+                data[key] = data[key][:, :, -1:]
+        data = data[:, 0].contiguous() if self._ndim == 1 else data.transpose(0, 1).contiguous()
+        return list(data.unbind(0) if self._ndim == count == 1 else data.split(count, -1))
+
+    def write(self, row: TensorDict) -> int:
+        """Write a step or several."""
+        if row.ndim:
+            self._buffer.extend(row)
+            return row.shape[-1]
+        self._buffer.add(row)
+        return 1
+
+    def sample(self) -> TensorDict:
+        """Return a batch."""
+        return self._buffer.sample()
+
+    def rows(self, batch: TensorDict) -> dict[str, Any]:
+        """Return a batch as arrays."""
+        rows = {name: batch[name].numpy() for name in ("observation", "action")}
+        for name in ("reward", "terminated", "truncated"):
+            rows[name] = batch["next", name].numpy()
+        return {**rows, "following": batch["next", "observation"].numpy()}
+
+
 def bytes_of(kind: str, compact: bool, size: int, stacked: int = FRAMES) -> float:
     """Fill a buffer and return the growth of the resident memory, in bytes for each transition."""
 
@@ -173,14 +227,10 @@ def bytes_of(kind: str, compact: bool, size: int, stacked: int = FRAMES) -> floa
         buffer.sample()
         return buffer
 
-    def used() -> int:
-        ctypes.CDLL(None).malloc_trim(0)  # returns the memory of freed batches to the system
-        return resident()
-
     fill(EPISODE)  # loads everything that only the first use of a buffer loads
-    before = used()
+    before = settled_resident()
     buffer = fill(size)
-    return (used() - before) / len(buffer)
+    return (settled_resident() - before) / len(buffer)
 
 
 READINGS: dict[str, Callable[[], float]] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 
 from benchmarks.harness import Gauge
-from benchmarks.workload import as_tensordict, rows
+from benchmarks.workload import as_tensordict, resident, rows
 from gleanrl.collectors import SyncDataCollector
 from gleanrl.data import LazyTensorStorage, ReplayBuffer
 from gleanrl.envs import GymEnv
@@ -21,11 +20,6 @@ ROOT = Path(__file__).resolve().parents[1]
 CHUNK = 1000
 ROWS = 1_000_000
 BATCHES, WARM_UP_BATCHES = 4000, 1000
-
-
-def resident() -> int:
-    """Return the resident memory of this process in bytes (Linux)."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def bytes_beyond_columns() -> float:

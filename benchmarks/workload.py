@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import os
 import tempfile
 import time
 import weakref
@@ -87,6 +90,18 @@ def _register(name: str, entry_point: str, **rest: Any) -> None:
 _register(FRAMES_ENV, "FramesEnv", max_episode_steps=1000)
 _register(SLOW_FRAMES_ENV, "FramesEnv", max_episode_steps=1000, kwargs={"nap_s": SLOW_FRAME_S})
 _register(SLEEPY_ENV, "Instant", kwargs={"nap_s": NAP_S})
+
+
+def resident() -> int:
+    """Return the resident memory of this process in bytes (Linux)."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def settled_resident() -> int:
+    """Return `resident` after the memory of freed batches was returned to the system (glibc)."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return resident()
 
 
 def settle_device() -> None:

@@ -137,6 +137,67 @@ def cycling(calls: int) -> Callable[[], Work]:
     return setup
 
 
+class Compact:
+    """A buffer with `next_of`, and for stacks with `stack_compress`; see `compact_peers.py`."""
+
+    def __new__(cls, kind: str, size: int, envs: int) -> Any:
+        """Return None for several environments: the options expect steps that follow each other."""
+        return super().__new__(cls) if envs == 1 else None
+
+    def __init__(self, kind: str, size: int, envs: int) -> None:
+        self._stacks = kind == "stacks"
+        entries: dict[str, Any] = {
+            "observation": {"shape": (84, 84, 4), "dtype": np.uint8} if self._stacks else {"shape": 17},
+            "action": {"dtype": np.int64} if self._stacks else {"shape": 6},
+            "reward": {},
+            "terminated": {"dtype": bool},
+            "truncated": {"dtype": bool},
+        }
+        self._buffer = ReplayBuffer(
+            size, entries, next_of="observation", stack_compress="observation" if self._stacks else None
+        )
+
+    def writes(self, steps: Any, count: int) -> list[Any]:
+        """Return the arguments of `write` for up to `count` steps of an episode."""
+        columns = {
+            **{name: getattr(steps, name)[:, 0] for name in steps._fields[:-1]},
+            "next_observation": steps.following[:, 0],
+        }
+        del columns["following"]
+        if self._stacks:  # the dimension of frames is the last one
+            for name in ("observation", "next_observation"):
+                columns[name] = np.ascontiguousarray(np.moveaxis(columns[name], 1, -1))
+        done = columns["terminated"] | columns["truncated"]
+        cuts = np.union1d(np.arange(count, len(done), count), done.nonzero()[0] + 1)
+        parts = {name: np.split(column, cuts) for name, column in columns.items()}
+        return [
+            ({name: part[i] for name, part in parts.items()}, bool(flags[-1]))
+            for i, flags in enumerate(np.split(done, cuts))
+            if len(flags)
+        ]
+
+    def write(self, row: Any) -> int:
+        """Write steps of an episode."""
+        columns, done = row
+        self._buffer.add(**columns)
+        if done:
+            self._buffer.on_episode_end()
+        return len(columns["reward"])
+
+    def sample(self) -> Any:
+        """Return a batch."""
+        return self._buffer.sample(256)
+
+    def rows(self, batch: Any) -> dict[str, Any]:
+        """Return a batch as arrays."""
+        rows = {name: column for name, column in batch.items() if name != "next_observation"}
+        rows["following"] = batch["next_observation"]
+        if self._stacks:
+            for name in ("observation", "following"):
+                rows[name] = np.moveaxis(rows[name], -1, 1)
+        return rows
+
+
 SETUPS = {
     "replay/extend": writing(EXTEND, 200),
     "replay/add": writing(1, 500),

@@ -119,6 +119,51 @@ def sampling(kind: str, calls: int) -> Callable[[], Work]:
     return setup
 
 
+class Compact:
+    """A buffer with `optimize_memory_usage`; see `compact_peers.py`."""
+
+    def __init__(self, kind: str, size: int, envs: int) -> None:
+        stacks = kind == "stacks"
+        space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8) if stacks else gym.spaces.Box(-9e9, 9e9, (17,))
+        actions = gym.spaces.Discrete(4) if stacks else gym.spaces.Box(-9, 9, (6,))
+        self._buffer = ReplayBuffer(
+            size,
+            space,
+            actions,
+            "cpu",
+            envs,
+            optimize_memory_usage=True,
+            handle_timeout_termination=False,
+        )
+
+    def writes(self, steps: Any, count: int) -> list[Any]:
+        """Return the arguments of `write` for each step."""
+        observation, action, reward, following, terminated, truncated, _ = steps
+        action = action.reshape(*action.shape[:2], -1)
+        done = terminated | truncated
+        infos: list[dict[str, Any]] = [{} for _ in range(done.shape[1])]
+        return [(*row, infos) for row in zip(observation, following, action, reward, done, strict=True)]
+
+    def write(self, row: Any) -> int:
+        """Write a step."""
+        self._buffer.add(*row)
+        return 1
+
+    def sample(self) -> Any:
+        """Return a batch."""
+        return self._buffer.sample(256)
+
+    def rows(self, batch: Any) -> dict[str, Any]:
+        """Return a batch as arrays."""
+        return {
+            "observation": batch.observations.numpy(),
+            "action": batch.actions.numpy(),
+            "reward": batch.rewards.numpy(),
+            "following": batch.next_observations.numpy(),
+            "done": batch.dones.numpy(),
+        }
+
+
 SETUPS = {
     "collection/cartpole-random": collecting("CartPole-v1", False, 2000),
     "collection/cartpole-mlp": collecting("CartPole-v1", True, 1000),

@@ -191,6 +191,46 @@ def cycling(calls: int) -> Callable[[], Work]:
     return setup
 
 
+class Compact:
+    """A buffer without next observations, which stacks frames by itself; see `compact_peers.py`."""
+
+    def __init__(self, kind: str, size: int, envs: int) -> None:
+        options: dict[str, Any] = {"ignore_obs_next": True}
+        if kind == "stacks":
+            options |= {"stack_num": 4, "save_only_last_obs": True}
+        self._envs = None if envs == 1 else np.arange(envs)
+        self._buffer = (
+            ReplayBuffer(size, **options) if envs == 1 else VectorReplayBuffer(size, envs, **options)
+        )
+
+    def writes(self, steps: Any, count: int) -> list[Any]:
+        """Return the arguments of `write` for each step."""
+        names = ("obs", "act", "rew", "obs_next", "terminated", "truncated")
+        columns = [column[:, 0] if self._envs is None else column for column in steps[:-1]]
+        rows = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+        return [Batch(**row, info=Batch()) for row in rows]
+
+    def write(self, row: Any) -> int:
+        """Write a step."""
+        self._buffer.add(row, buffer_ids=self._envs)
+        return 1
+
+    def sample(self) -> Any:
+        """Return a batch."""
+        return self._buffer.sample(256)[0]
+
+    def rows(self, batch: Any) -> dict[str, Any]:
+        """Return a batch as arrays."""
+        return {
+            "observation": batch.obs,
+            "action": batch.act,
+            "reward": batch.rew,
+            "following": batch.obs_next,
+            "terminated": batch.terminated,
+            "truncated": batch.truncated,
+        }
+
+
 SETUPS = {
     "collection/cartpole-random": collecting("CartPole-v1", False, 400),
     "collection/cartpole-mlp": collecting("CartPole-v1", True, 400),

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torchrl.collectors
+from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torchrl.data import (
     FlatStorageCheckpointer,
@@ -26,6 +27,7 @@ from torchrl.data import (
     TensorDictReplayBuffer,
 )
 from torchrl.envs import Compose, GymEnv, RewardSum, StepCounter, TransformedEnv
+from torchrl.envs.transforms import NextStateReconstructor
 from torchrl.envs.utils import RandomPolicy
 
 from benchmarks.workload import (
@@ -45,7 +47,7 @@ from benchmarks.workload import (
 
 VERSION = importlib.metadata.version("torchrl")
 RING, EXTEND, STORED = 100_000, 200, 1_000_000
-SLICES, LENGTH = 16, 64
+SLICES, LENGTH, SLICE = 16, 64, 16
 Work = Callable[[], float]
 # TorchRL renamed these classes. Both names are the same collector.
 COLLECTOR = getattr(torchrl.collectors, "Collector", None) or torchrl.collectors.SyncDataCollector
@@ -312,6 +314,73 @@ def serving(kind: str, calls: int) -> Callable[[], Work]:
         return until_settled(calls, lambda: buffer.sample().to(DEVICE, non_blocking=True))
 
     return setup
+
+
+class Compact:
+    """A buffer of the rows of a collector with `compact_obs`, with their transform; see `compact_peers.py`.
+
+    The transform finds next observations in the same batch, so the sampler draws slices. Two slices of one episode may
+    follow each other in a batch. By default the transform joins them, but not if `counted` gives it the steps' numbers.
+    """
+
+    def __init__(self, kind: str, size: int, envs: int, counted: bool) -> None:
+        self._ndim, self._counted = 1 if envs == 1 else 2, counted
+        self._buffer = ReplayBuffer(
+            storage=LazyTensorStorage(size, ndim=self._ndim),
+            sampler=SliceSampler(slice_len=SLICE, strict_length=False, cache_values=True, truncated_key=None),
+            transform=NextStateReconstructor(
+                fill_value=0 if kind == "stacks" else float("nan"),
+                step_count_key="step_count" if counted else None,
+            ),
+            batch_size=256,
+        )
+
+    def writes(self, steps: Any, count: int) -> list[Any]:
+        """Return the arguments of `write` for `count` steps each."""
+        names = (
+            ("observation",),
+            ("action",),
+            ("next", "reward"),
+            ("next", "terminated"),
+            ("next", "truncated"),
+            ("collector", "traj_ids"),
+        )
+        columns: list[Any] = [steps.observation, steps.action, *steps[2:3], *steps[4:]]
+        columns[2:5] = [column[..., None] for column in columns[2:5]]
+        data = TensorDict(
+            {name: torch.from_numpy(column) for name, column in zip(names, columns, strict=True)},
+            steps.reward.shape,
+        )
+        if self._counted:
+            data["step_count"] = torch.from_numpy(steps.reward.astype("int64"))
+        data["next", "done"] = data["next", "terminated"] | data["next", "truncated"]
+        data = data[:, 0].contiguous() if self._ndim == 1 else data.transpose(0, 1).contiguous()
+        if self._ndim == 1 and count == 1:
+            return list(data.unbind(0))
+        return list(data.split(count, -1))
+
+    def write(self, row: Any) -> int:
+        """Write a step or several."""
+        if row.ndim:
+            self._buffer.extend(row)
+            return row.shape[-1]
+        self._buffer.add(row)
+        return 1
+
+    def sample(self) -> Any:
+        """Return a batch."""
+        return self._buffer.sample()
+
+    def rows(self, batch: Any) -> dict[str, Any]:
+        """Return a batch as arrays."""
+        return {
+            "observation": batch["observation"].numpy(),
+            "action": batch["action"].numpy(),
+            "reward": batch["next", "reward"].numpy(),
+            "following": batch["next", "observation"].numpy(),
+            "terminated": batch["next", "terminated"].numpy(),
+            "truncated": batch["next", "truncated"].numpy(),
+        }
 
 
 BY_END: dict[str, Any] = {"end_key": ("next", "done")}
