@@ -68,6 +68,7 @@ MADE: dict[type[Any], Callable[[], Any]] = {
         data.BoundedContinuous(-1.0, 1.0, (2,)).space
     ),
     # Storages.
+    data.Compact: lambda: data.Compact({"pixels": 4}),
     data.CompressedListStorage: lambda: data.CompressedListStorage(SIZE),
     data.LazyMemmapStorage: lambda: data.LazyMemmapStorage(SIZE),
     data.LazyStackStorage: lambda: data.LazyStackStorage(SIZE),
