@@ -144,6 +144,15 @@ void bind_columns(nb::module_& m) {
            })
       .def("reach", &SharedRows::reach, "n"_a, "by_slot"_a = false,
            "The row after the last one that a write, or with `by_slot` a put, of n rows may use.")
+      .def(
+          "reach_of",
+          [](const SharedRows& self, std::int64_t start, std::int64_t n, nb::handle src) {
+            const auto from = read_addresses<const std::byte*>(src);
+            std::int64_t row = 0;
+            run(is_long(n, self.row_bytes()), [&] { row = self.reach_of(start, n, from); });
+            return row;
+          },
+          "start"_a, "n"_a, "src"_a, "The row after the last one that a write of these rows may use.")
       .def("write", &write_shared, "start"_a, "n"_a, "src"_a, "in_place"_a = false,
            "Write n rows from the arrays at `src` to the slots start, start + 1, ..., around the end of the ring. "
            "Return "

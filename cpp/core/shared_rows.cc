@@ -152,6 +152,22 @@ int64_t SharedRows::reach(int64_t n, bool by_slot) const {
   // A row takes one spare row, and another one for its stack. A piece of rows also moves the outcomes of the step before
   // it, and the stacks of up to most_ - 1 steps behind it.
   const int64_t needed = n * (most_ > 1 ? 2 : 1) + (by_slot ? n : streams_) * most_;
+  return reach_by(needed);
+}
+
+int64_t SharedRows::reach_of(int64_t start, int64_t n, Sources src) const {
+  check(start, n, src);
+  Made made;
+  const Sources from = by_frames(src, n, made);
+  int64_t needed = streams_ * most_;
+  for (int64_t i = 0; i < n; ++i) {
+    if (!is_repeated(start, n, from, i, false)) ++needed;
+    if (most_ > 1 && head(start, n, from, i) == 0) ++needed;
+  }
+  return reach_by(needed);
+}
+
+int64_t SharedRows::reach_by(int64_t needed) const {
   const int64_t more = std::max<int64_t>(needed - static_cast<int64_t>(free_.size()), 0);
   return std::min(used_ + more, limit(size_, streams_, heads_ != nullptr));
 }
@@ -366,6 +382,17 @@ void SharedRows::write_stacks(int64_t start, int64_t n, Sources src) {
   }
 }
 
+bool SharedRows::is_repeated(int64_t start, int64_t n, Sources src, int64_t i, bool looks_behind) const {
+  const int64_t behind = wrapped(i + streams_);
+  if (i + streams_ >= n && !looks_behind) return false;
+  return std::all_of(pairs_.begin(), pairs_.end(), [&](const Shared& pair) {
+    const Root& root = roots_[pair.root];
+    const std::byte* const outcome = src[pair.outcome] + i * root.bytes;
+    return behind < n ? equal(outcome, src[root.leaf] + behind * root.bytes, root.bytes)
+                      : equals(root, wrapped(start + behind), outcome);
+  });
+}
+
 void SharedRows::write_rows(int64_t start, int64_t n, Sources src, bool in_place, bool looks_behind) {
   // The step before, as far as this write doesn't overwrite it.
   const int64_t before = wrapped(start - streams_), last = std::min(streams_, n);
@@ -374,18 +401,8 @@ void SharedRows::write_rows(int64_t start, int64_t n, Sources src, bool in_place
     if (leave(wrapped(before + i), src, i)) repeated.push_back(wrapped(before + i));
   }
   if (most_ > 1) detach(start, n, src);
-  const auto is_repeated = [&](int64_t i) {
-    const int64_t behind = wrapped(i + streams_);
-    if (i + streams_ >= n && !looks_behind) return false;
-    return std::all_of(pairs_.begin(), pairs_.end(), [&](const Shared& pair) {
-      const Root& root = roots_[pair.root];
-      const std::byte* const outcome = src[pair.outcome] + i * root.bytes;
-      return behind < n ? equal(outcome, src[root.leaf] + behind * root.bytes, root.bytes)
-                        : equals(root, wrapped(start + behind), outcome);
-    });
-  };
   for (int64_t i = 0; i < n; ++i) {
-    if (is_repeated(i)) {
+    if (is_repeated(start, n, src, i, looks_behind)) {
       share(wrapped(start + i));
     } else {
       keep_apart(wrapped(start + i), src, i);
@@ -402,11 +419,15 @@ void SharedRows::write_rows(int64_t start, int64_t n, Sources src, bool in_place
   for (const int64_t slot : repeated) share(slot);
 }
 
-void SharedRows::write(int64_t start, int64_t n, Sources src, bool in_place) {
+void SharedRows::check(int64_t start, int64_t n, Sources src) const {
   check(n, src);
   if (n > size_) throw std::invalid_argument("SharedRows: more rows than slots");
+  if (n > 0 && (start < 0 || start >= size_)) throw std::out_of_range("SharedRows: start is outside of the ring");
+}
+
+void SharedRows::write(int64_t start, int64_t n, Sources src, bool in_place) {
+  check(start, n, src);
   if (n == 0) return;
-  if (start < 0 || start >= size_) throw std::out_of_range("SharedRows: start is outside of the ring");
   Made made;
   const Sources from = by_frames(src, n, made);
   make_room(n, false);

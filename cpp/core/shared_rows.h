@@ -70,6 +70,8 @@ class SharedRows {
   const std::vector<std::uint32_t>& free() const { return free_; }
   // See Room. `by_slot`: for `put`.
   std::int64_t reach(std::int64_t n, bool by_slot) const;
+  // The same after a look at the rows: most of them usually need no spare row.
+  std::int64_t reach_of(std::int64_t start, std::int64_t n, Sources src) const;
   // Whether a source begins inside of a column.
   bool overlaps(Sources src) const;
 
@@ -130,6 +132,8 @@ class SharedRows {
   void copy_to_spare(std::int64_t number, std::int64_t to) const;
 
   void check(std::int64_t n, Sources src) const;
+  void check(std::int64_t start, std::int64_t n, Sources src) const;
+  std::int64_t reach_by(std::int64_t needed) const;
   // Returns the sources with the frames of each row one after the other.
   Sources by_frames(Sources src, std::int64_t n, Made& made) const;
   // Allocates memory for all spare rows of a write, so that it can't fail later.
@@ -142,6 +146,9 @@ class SharedRows {
   void share(std::int64_t slot);
   // Stores the outcomes of written row i of a slot in its spare row, or in a new one.
   void keep_apart(std::int64_t slot, Sources src, std::int64_t i);
+  // Whether the outcomes of written row i repeat the following roots: those of the write, or with `looks_behind` also
+  // stored ones.
+  bool is_repeated(std::int64_t start, std::int64_t n, Sources src, std::int64_t i, bool looks_behind) const;
   // Moves stacks behind a write to spare rows, if they need a frame that changes.
   void detach(std::int64_t start, std::int64_t n, Sources src);
   // The head of written row i, if its older frames are in the slots before; 0 if they aren't.

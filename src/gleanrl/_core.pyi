@@ -140,6 +140,9 @@ class _SharedRows:
     def reach(self, n: int, by_slot: bool = False) -> int:
         """Return the row after the last one that a write of n rows may use; with `by_slot`, a `put`."""
 
+    def reach_of(self, start: int, n: int, src: Sequence[int]) -> int:
+        """Return the row after the last one that a `write` with these arguments may use, by a look at the rows."""
+
     def write(self, start: int, n: int, src: Sequence[int], in_place: bool = False) -> bool:
         """Write n <= num_slots rows from the arrays `src` to start, start + 1, ..., around the end of the ring.
 

@@ -58,7 +58,8 @@ class Ring:
 
     def write(self, start: int, rows: list[np.ndarray], times: int = 1) -> None:
         n = len(rows[0])
-        limit = self.rows.reach(n)
+        limit = self.rows.reach_of(start, n, [row.ctypes.data for row in rows])
+        assert limit <= self.rows.reach(n)
         for _ in range(times):
             assert self.rows.write(start, n, [row.ctypes.data for row in rows])
         assert self.rows.used <= limit

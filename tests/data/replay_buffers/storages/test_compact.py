@@ -262,6 +262,12 @@ def test_refused_uses_name_an_alternative() -> None:
     with pytest.raises(UnsupportedError, match=r"column\(path\)\[slots\]"):
         column.mean()
     assert column[torch.tensor([1])].shape == (1, 4) and column[:2].dtype == column.dtype
+    for index in ((slice(2), 0), None, ...):
+        with pytest.raises(UnsupportedError, match=r"can't serve the index .*column\(path\)\[slots\]"):
+            column[index]
+    storage.load_state_dict(storage.state_dict())
+    with pytest.raises(UnsupportedError, match=r"read column\(path\) again"):
+        column[:2]
     buffer = parts.ReplayBuffer(storage=storage)
     with pytest.raises(UnsupportedError, match="write the keys with the first records"):
         buffer["new"] = torch.zeros(2, 3, 1)
@@ -278,6 +284,48 @@ def test_more_rows_than_the_core_numbers_are_refused_before_memory_is_taken(kind
     ):
         buffer.extend(data)
     assert len(buffer) == 0 and not buffer.storage.initialized
+
+
+@pytest.mark.parametrize("frames", [0, 4])
+def test_columns_take_the_indices_of_tensors(frames: int) -> None:
+    storages = [parts.LazyTensorStorage(9, compact=is_compact) for is_compact in (True, False)]
+    for storage in storages:
+        storage.set(range(9), chained(9, width=16, frames=frames, odd=4))
+    columns = [storage.column(("next", "observation")) for storage in storages]
+    for index in (
+        3,
+        -1,
+        [2, -2],
+        slice(-3, None),
+        torch.arange(9) % 2 == 0,
+        torch.tensor([2, 0, 3], dtype=torch.int32),
+        torch.tensor([[5, 6], [7, 8]]),
+        torch.zeros(0, dtype=torch.int64),
+        torch.tensor(4),
+    ):
+        assert bits_of(columns[0][index]) == bits_of(columns[1][index]), index
+    for index in (9, [0, -10], torch.ones(8, dtype=torch.bool)):
+        for column in columns:
+            with pytest.raises(IndexError):
+                column[index]
+
+
+@pytest.mark.parametrize("frames", [0, 4])
+def test_large_writes_reserve_room_for_rows_that_need_it(frames: int, tmp_path: Path) -> None:
+    count, width = 600, 40_000 // max(frames, 1)
+    storage = parts.LazyMemmapStorage(count, scratch_dir=tmp_path, compact=True)
+    buffer = parts.ReplayBuffer(storage=storage)
+    data = chained(count, length=10**6, width=width, frames=frames)
+    step = 64 << 20
+    buffer.extend(data)
+    file = tmp_path / "observation.memmap"
+    size = file.stat().st_blocks * 512
+    assert size < count * data["observation"][0].nbytes // max(frames, 1) + step + 10**6
+    buffer["next", "reward"] = torch.ones(count, 1).double()
+    assert file.stat().st_blocks * 512 == size, "no observation changed"
+    buffer.storage.check_valid()
+    assert buffer[:]["next", "reward"].eq(1).all()
+    assert bits_of(buffer[:]["next", "observation"]) == bits_of(data["next", "observation"])
 
 
 def test_records_without_repeated_entries_are_stored_as_usual() -> None:
@@ -312,15 +360,21 @@ def test_lists_are_stored_next_to_shared_entries() -> None:
 
 def test_a_full_disk_refuses_the_write_and_changes_nothing(tmp_path: Path) -> None:
     buffer = parts.ReplayBuffer(storage=parts.LazyMemmapStorage(40, scratch_dir=tmp_path, compact=True))
-    full = fault_points.At(OSError(errno.ENOSPC, "No space left on device"), 7)  # the six columns exist
+    full = fault_points.At(
+        OSError(errno.ENOSPC, "No space left on device"), 7, repeat=True
+    )  # the columns exist
     with (
         fault_points.inject({"fs.reserve": full}),
         pytest.raises(CapacityError, match="spare rows: .*No space left"),
     ):
         buffer.extend(chained(20, odd=2))
     assert len(buffer) == 0
-    buffer.extend(chained(20, odd=2))
+    with fault_points.inject(
+        {"fs.reserve": fault_points.At(OSError(errno.ENOSPC, "No space left on device"))}
+    ):
+        buffer.extend(chained(20, odd=2))  # less than a step of 64 MiB is left, which is enough
     assert right(buffer[:], odd=2)
+    buffer.extend(chained(20, 20, odd=2))
     sizes = {file.name: file.stat() for file in tmp_path.rglob("observation.memmap")}
     assert [found.st_size for found in sizes.values()] == [(2 * 40 + 2) * 32]
 

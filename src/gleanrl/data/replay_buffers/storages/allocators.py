@@ -332,7 +332,7 @@ class FileAllocator:
                     fs.reserve(descriptors.all[0], *ends)
             except OSError as cause:
                 raise CapacityError(
-                    f"can't reserve {stop - num_rows} spare rows: {cause}; {_SPARE}"
+                    f"can't reserve {stop - usable} more spare rows: {cause}; {_SPARE}"
                 ) from cause
             usable = stop
 

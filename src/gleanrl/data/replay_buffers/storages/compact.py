@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -48,7 +49,7 @@ from gleanrl.data.replay_buffers.storages.indexing import column_of, is_key
 from gleanrl.data.replay_buffers.storages.record_format import RecordFormat
 from gleanrl.data.replay_buffers.storages.snapshots import Records, StorageState, read_records, stored_rows
 from gleanrl.data.replay_buffers.storages.table import StoreMaker, Table
-from gleanrl.data.trajectories import twins
+from gleanrl.data.trajectories import same_bits, twins
 from gleanrl.errors import CapacityError, InvalidArgumentError, UnsupportedError
 
 Rows: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -56,6 +57,7 @@ Rows: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 _LEAST_BYTES = 16  # shorter rows are stored twice: the map of the rows would cost as much
 _STEP_BYTES = 64 << 20  # by which the spare rows grow
 _FREE_CHECK_BYTES = 64 << 20  # copies below this size are made without a look at the free memory
+_LOOK_ROWS = 1024  # read at once to compare them with new rows
 _LOGGED = 256  # number of writes whose rows a reader can still find
 _FOLLOWS = 0xFFFF0000  # a head from here on is no spare row; as in the core
 _address = torch.Tensor.data_ptr
@@ -80,17 +82,24 @@ class SharedColumn:
 
     def _store(self) -> CompactColumns:
         found = self._columns()
-        assert found is not None, "the storage of this column is gone"
+        if found is None:
+            raise UnsupportedError(
+                "column: its storage was deleted, or has loaded other records; read column(path) again"
+            )
         return found
 
     def __getitem__(self, rows: Any) -> torch.Tensor:
-        """Return copies of rows, ``[n, *field]``."""
+        """Return copies of rows, ``[*index, *field]``, at an index that a tensor of one dimension takes."""
+        if isinstance(rows, tuple) or rows is None or rows is ...:
+            raise self._refused(f"the index {rows!r}")
         if isinstance(rows, slice):
-            rows = torch.arange(*rows.indices(self.shape[0]), device="cpu")
-        slots = torch.as_tensor(rows, device="cpu").reshape(-1).contiguous()
+            slots = torch.arange(*rows.indices(self.shape[0]), device="cpu")
+        else:
+            slots = torch.arange(self.shape[0], device="cpu")[rows]
         store = self._store()
-        store.check_room(slots.shape[0], [self._position])
-        return store.gather(slots, (self._position,))[0]
+        store.check_room(slots.numel(), [self._position])
+        copies = store.gather(slots.reshape(-1).contiguous(), (self._position,))[0]
+        return copies.view(*slots.shape, *self.shape[1:])
 
     def numel(self) -> int:
         """Return the number of elements that are stored for this column alone."""
@@ -104,8 +113,11 @@ class SharedColumn:
         """Raise `UnsupportedError`: only rows can be read."""
         if name.startswith("__"):
             raise AttributeError(name)
-        raise UnsupportedError(
-            f"column: a compact storage has no tensor of these entries, so it can't serve {name!r}; read rows by "
+        raise self._refused(repr(name))
+
+    def _refused(self, use: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"column: a compact storage has no tensor of these entries, so it can't serve {use}; read rows by "
             "column(path)[slots], or build the storage without compact"
         )
 
@@ -281,7 +293,7 @@ class CompactColumns(HostColumns):
 
     def _moved_since(self, slots: Rows, done: int) -> Rows:
         """Return whether a write after the write `done` may have moved rows of slots, ``(n,)`` bool."""
-        log = tuple(self._log)
+        log = self._logged()
         if log[0][0] > done + 1:  # too many writes to remember
             return np.ones(len(slots), bool)
         moved = np.zeros(len(slots), bool)
@@ -291,6 +303,11 @@ class CompactColumns(HostColumns):
             else:
                 moved |= np.isin(slots, touched)
         return moved
+
+    def _logged(self) -> tuple[tuple[int, Any], ...]:
+        while True:
+            with suppress(RuntimeError):  # a writer added an entry during the copy
+                return tuple(self._log)
 
     def check_room(self, num_rows: int, positions: Iterable[int]) -> None:
         """Raise `CapacityError` if copies of rows of these leaves would take more than half of the free memory."""
@@ -336,19 +353,50 @@ class CompactColumns(HostColumns):
 
     # Writing
 
-    def make_room(self, count: int, by_slot: bool = False) -> None:
+    def make_room(self, count: int, by_slot: bool = False, look: Callable[[], int] | None = None) -> None:
         """Make sure that a write of `count` rows finds spare rows. Call it before each write.
+
+        Args:
+            count: the number of rows.
+            by_slot: whether `put` writes them.
+            look: looks at the rows, and returns the row after the last spare row that they may use. Without it, or
+                for few rows, all of them may need spare rows.
 
         Raises:
             CapacityError: there is too little memory or disk space for further spare rows. Nothing changed.
         """
         stop = self.apart.reach(count, by_slot)
-        if stop > self._usable:
-            step = _STEP_BYTES // sum(self.fields[root].row_bytes for _, root in self._pairs)
-            most = self.num_rows + spare_rows(self.num_rows, self.streams, bool(self.stacks))
-            stop = max(stop, min(self._usable + step, most))
+        if stop <= self._usable:
+            return
+        step = _STEP_BYTES // sum(self.fields[root].row_bytes for _, root in self._pairs)
+        most = self.num_rows + spare_rows(self.num_rows, self.streams, bool(self.stacks))
+        if look is not None and stop > self._usable + step:
+            stop = look()
+            if stop <= self._usable:
+                return
+        further = max(stop, min(self._usable + step, most))
+        try:
+            self._reach(further)
+        except CapacityError:
             self._reach(stop)
-            self._usable = stop
+            further = stop
+        self._usable = further
+
+    def reach_of_put(self, slots: torch.Tensor, leaves: Sequence[torch.Tensor]) -> int:
+        """Return the row after the last spare row that `put` may use. Rows that change nothing need none."""
+        count, written = slots.shape[0], slots.numpy()
+        if len(np.unique(written)) < count:
+            return self.apart.reach(count, True)
+        changed = 0
+        paired = tuple(dict.fromkeys(chain.from_iterable(self._pairs)))
+        for part in torch.arange(count, device="cpu").split(_LOOK_ROWS):
+            rows = slice(int(part[0]), int(part[-1]) + 1)
+            differs = torch.from_numpy(self._places[written[rows]] == self.num_rows)  # never written
+            for position, now in zip(paired, self.gather(slots[rows], paired), strict=True):
+                new = leaves[position].reshape(count, *now.shape[1:])[rows]
+                differs |= ~same_bits(now, new, 1)
+            changed += int(differs.sum())
+        return self.apart.reach(changed, True)
 
     def write(self, start: int, count: int, leaves: list[torch.Tensor]) -> None:
         """Write rows of a ring, and share outcomes with roots. An interrupted call may be repeated."""
@@ -586,7 +634,20 @@ class CompactStorage(Storage):
         """
         columns = self._once
         if columns is not None:
-            columns.make_room(placement.num_steps * self.rows_per_step)
+            count, start, skipped = (
+                steps * self.rows_per_step
+                for steps in (placement.num_steps, placement.start, placement.skipped)
+            )
+            leaves = _dense(prepared.rows)
+
+            def look() -> int:
+                at = [
+                    leaf.data_ptr() + skipped * field.row_bytes
+                    for leaf, field in zip(leaves, columns.fields, strict=True)
+                ]
+                return columns.apart.reach_of(start, count, at)
+
+            columns.make_room(count, look=look)
         super().write(prepared, placement, end)
 
     def _put(
@@ -594,7 +655,7 @@ class CompactStorage(Storage):
     ) -> None:
         columns = self._once
         if columns is not None and slots.shape[0]:
-            columns.make_room(slots.shape[0], by_slot=True)
+            columns.make_room(slots.shape[0], True, partial(columns.reach_of_put, slots, _dense(rows)))
         super()._put(rows, slots, amended, num_steps, end, ordered)
 
     def _forget(self) -> None:
@@ -709,6 +770,10 @@ class CompactStorage(Storage):
         text = super().__repr__().replace("Compact", "Lazy", 1)
         texts = [] if columns is None else columns.texts(len(self))
         return ", ".join([text[:-1], "compact=True", *texts]) + ")"
+
+
+def _dense(rows: Iterable[Leaf]) -> list[torch.Tensor]:
+    return [leaf for leaf in rows if isinstance(leaf, torch.Tensor)]
 
 
 def _streams_of(table: Table) -> int:
