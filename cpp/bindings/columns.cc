@@ -163,6 +163,7 @@ void bind_columns(nb::module_& m) {
       .def("gather", &gather_shared, "index"_a, "n"_a, "out"_a, "wanted"_a = nb::none(),
            "Copy rows index[0:n] of the wanted leaves (all by default) into the arrays at `out`.")
       .def("forget", &SharedRows::forget, "Forget all rows.")
+      .def("recount", &SharedRows::recount, "Find the free spare rows anew, after a fork during a write.")
       .def(
           "watch",
           [](SharedRows& self, nb::handle outcomes, nb::handle roots, nb::handle flags) {

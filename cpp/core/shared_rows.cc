@@ -148,6 +148,19 @@ void SharedRows::forget() {
   used_ = size_ + 1;
 }
 
+void SharedRows::recount() {
+  std::vector<bool> taken(static_cast<size_t>(used_ - size_));
+  const auto take = [&](std::uint32_t row) {
+    if (row > size_ && row < kFollows) taken[row - static_cast<size_t>(size_)] = true;
+  };
+  std::for_each(places_, places_ + size_, take);
+  if (most_ > 1) std::for_each(heads_, heads_ + size_, take);
+  free_.clear();
+  for (int64_t row = size_ + 1; row < used_; ++row) {
+    if (!taken[static_cast<size_t>(row - size_)]) free_.push_back(static_cast<std::uint32_t>(row));
+  }
+}
+
 int64_t SharedRows::reach(int64_t n, bool by_slot) const {
   // A row takes one spare row, and another one for its stack. A piece of rows also moves the outcomes of the step before
   // it, and the stacks of up to most_ - 1 steps behind it.

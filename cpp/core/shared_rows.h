@@ -87,6 +87,8 @@ class SharedRows {
   std::span<const std::int64_t> all_leaves() const { return all_leaves_; }
   // Removes all rows.
   void forget();
+  // Finds the free spare rows anew; for a process that was forked during a write.
+  void recount();
 
   // Sets the twins and flags of `seams`, by their leaves.
   void watch(std::vector<Pair> twins, std::vector<std::size_t> flags);

@@ -162,6 +162,9 @@ class _SharedRows:
     def forget(self) -> None:
         """Forget all rows."""
 
+    def recount(self) -> None:
+        """Find the free spare rows anew, after a fork during a write."""
+
     def watch(self, outcomes: Sequence[int], roots: Sequence[int], flags: Sequence[int]) -> None:
         """Set the leaves that `seams` reads; see `TensorColumns.watch`."""
 

@@ -205,6 +205,24 @@ def test_a_stream_takes_one_spare_row():
     assert ring.rows.used == 50 + 1 + 2
 
 
+@pytest.mark.parametrize("stacks", [*STACKS])
+def test_a_recount_finds_spare_rows_without_a_user(stacks):
+    ring, random = Ring(20, 1, stacks), np.random.default_rng(0)
+    source = Source(ring, random, 0.5, 256)
+    for _ in range(9):
+        ring.write(int(random.integers(20)), source.rows(7))
+    free = ring.rows.free()
+    ring.rows.recount()
+    assert sorted(ring.rows.free()) == sorted(free)
+    ring.check()
+    for numbers in (ring.places, ring.heads):
+        for slot in np.flatnonzero((numbers > ring.size) & (numbers < 0xFFFF0000))[:2]:
+            free.append(int(numbers[slot]))
+            numbers[slot] = 0xFFFFFFFF if numbers is ring.heads else ring.size
+    ring.rows.recount()
+    assert sorted(ring.rows.free()) == sorted(free)
+
+
 def test_rows_in_place_are_only_compared():
     ring, random = Ring(6, 1), np.random.default_rng(0)
     rows = drawn(random, 6, 1, 0.3, 256)

@@ -27,7 +27,7 @@ from gleanrl._arrays.tensordicts import Path, as_key
 from gleanrl._checkpoint.reader import Stored
 from gleanrl._checkpoint.row_segments import bytes_of
 from gleanrl._os import proc
-from gleanrl._os.interrupts import ForkSafeLock
+from gleanrl._os.interrupts import ForkSafeLock, renew_in_child
 from gleanrl._state.state import StateReader
 from gleanrl.data.replay_buffers.storages.allocators import Allocator, FileAllocator, HeapAllocator
 from gleanrl.data.replay_buffers.storages.base import Prepared, Storage
@@ -198,6 +198,12 @@ class CompactColumns(HostColumns):
         self._lock = ForkSafeLock()  # held during a write
         super().__init__(fields, seen)
         self.live_views = self._alone.live_views
+        renew_in_child(self)
+
+    def after_fork(self, lineage: tuple[int, ...]) -> None:
+        """Find spare rows that a write of another thread had just taken; the child doesn't finish that write."""
+        self.apart.recount()
+        self._done = self._begun
 
     def _register(self) -> None:
         """Make the stores of parts of the columns."""
