@@ -148,8 +148,8 @@ class SharedRows {
   void share(std::int64_t slot);
   // Stores the outcomes of written row i of a slot in its spare row, or in a new one.
   void keep_apart(std::int64_t slot, Sources src, std::int64_t i);
-  // Whether the outcomes of written row i repeat the following roots: those of the write, or with `looks_behind` also
-  // stored ones.
+  // Whether the following roots repeat the outcomes of written row i: the roots of the write, or with `looks_behind`
+  // also stored ones.
   bool is_repeated(std::int64_t start, std::int64_t n, Sources src, std::int64_t i, bool looks_behind) const;
   // Moves stacks behind a write to spare rows, if they need a frame that changes.
   void detach(std::int64_t start, std::int64_t n, Sources src);
