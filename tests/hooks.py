@@ -415,7 +415,7 @@ LEFT_OUT = {
     "values that the library never calls back": (
         *(describe.ColumnStatistics, describe.BufferDescription, describe.StoredEpisodes),
         *(verify.AuditReport, verify.AuditProblem, envs.EnvMetaData, envs.Timeouts, envs.MarlGroupMapType),
-        envs.Greedy,
+        *(envs.Greedy, data.Compact),
         *(data.HindsightStrategy, data.MinSize, data.SamplesPerInsert, testing.EnvReport, testing.PartReport),
         *(extending.BoundaryKeys, extending.BufferStats, extending.Carry, extending.EnvTraits),
         *(extending.EpisodeRules, extending.Field, extending.OwnedGenerator, extending.OwnedTorchGenerator),

@@ -43,8 +43,8 @@ CEILINGS = {
     "update_priority": (10, 6),
     "GymEnv.step by hand": (69, 10),
     "ParallelEnv.step by hand": (239, 15),
-    "dumps": (366, 38),
-    "loads": (419, 35),
+    "dumps": (367, 38),
+    "loads": (420, 35),
     "ReplayBuffer()": (109, 24),
     "SyncDataCollector()": (633, 47),
 }
