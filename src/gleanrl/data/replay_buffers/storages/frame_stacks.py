@@ -138,12 +138,12 @@ def _stack_in(path: Path, before: Any, after: Any) -> list[FrameStack]:
             if not size or size % frames or before.itemsize * shape.numel() // frames < _LEAST_BYTES:
                 continue
             for step in (max(len(after) // 8, 1), 1):  # a few rows refute most dimensions
-                kept = after[::step].narrow(dim + 1, 0, size - width)
-                follows = same_bits(kept, before[::step].narrow(dim + 1, width, size - width), 1)
+                older = after[::step].narrow(dim + 1, 0, size - width)
+                follows = same_bits(older, before[::step].narrow(dim + 1, width, size - width), 1)
                 if 2 * int(follows.sum()) < len(follows):
                     break
             else:
-                moves = ~same_bits(kept, after.narrow(dim + 1, width, size - width), 1)
+                moves = ~same_bits(older, after.narrow(dim + 1, width, size - width), 1)
                 if bool((follows & moves).any()):
                     return [FrameStack(path, frames, dim)]
     return []
