@@ -20,7 +20,7 @@ namespace {
 constexpr std::uint32_t kFollows = 0xFFFF0000;
 constexpr std::uint32_t kEmpty = kFollows + 1;
 constexpr int64_t kMostFrames = 0x7FFF;
-constexpr int64_t kLine = 64;
+constexpr int64_t kLine = 64, kLinesAhead = 64;
 
 bool equal(const std::byte* left, const std::byte* right, int64_t bytes) {
   return std::memcmp(left, right, static_cast<size_t>(bytes)) == 0;
@@ -120,9 +120,7 @@ SharedRows::SharedRows(std::vector<std::byte*> bases, std::vector<int64_t> row_b
     is_outcome_[outcome] = true;
     root_of_[outcome] = root_of_[root] = static_cast<int64_t>(roots_.size());
     pairs_.push_back({outcome, roots_.size()});
-    const int64_t frame_bytes = bytes / frames, num_frames = size_ + (last - size_) * frames;
-    roots_.push_back(
-        {bases_[root], bytes, frames, pieces, frame_bytes, root, {{bases_[root]}, {frame_bytes}, num_frames}});
+    roots_.push_back({bases_[root], bytes, frames, pieces, bytes / frames, root});
     alternate_ = alternate_ || pieces > 1;
   }
   for (size_t leaf = 0; leaf < bases_.size(); ++leaf) {
@@ -253,19 +251,28 @@ void SharedRows::copy_rows(const Root& root, std::span<const int64_t> rows, std:
   for (const int64_t number : rows) {
     for (int64_t back = root.frames; back-- > 0;) *at++ = frame_number(root, number, back);
   }
+  const auto ask_for = [&](size_t i, int64_t lines) {
+    if (i >= numbers.size()) return;
+    const std::byte* const frame = root.base + numbers[i] * root.frame_bytes;
+    for (int64_t b = 0; b < std::min(root.frame_bytes, lines * kLine); b += kLine) __builtin_prefetch(frame + b, 0, 2);
+  };
   if (root.pieces == 1) {
-    const Columns::Index all[] = {numbers};
-    const Columns::Leaf leaf[] = {{0, 0}};
-    return root.column.gather(all, {&to, 1}, leaf);
+    for (size_t i = 0, stop = 0; i < numbers.size(); i = stop) {
+      // The frames of one stream lie one after the other, so most stacks are one piece of memory.
+      for (stop = i + 1; stop < numbers.size() && numbers[stop] == numbers[stop - 1] + 1;) ++stop;
+      ask_for(stop, kLinesAhead);
+      const int64_t bytes = static_cast<int64_t>(stop - i) * root.frame_bytes;
+      copy_bytes(to, root.base + numbers[i] * root.frame_bytes, bytes);
+      to += bytes;
+    }
+    return;
   }
   std::vector<const std::byte*> from(static_cast<size_t>(root.frames));
   const auto k = static_cast<size_t>(root.frames);
   for (size_t i = 0; i < numbers.size(); i += k) {
     for (size_t f = 0; f < k; ++f) {
       from[f] = root.base + numbers[i + f] * root.frame_bytes;
-      if (i + k + f >= numbers.size()) continue;
-      const std::byte* const next = root.base + numbers[i + k + f] * root.frame_bytes;
-      for (int64_t b = 0; b < root.frame_bytes; b += kLine) __builtin_prefetch(next + b, 0, 2);
+      ask_for(i + k + f, root.frame_bytes);
     }
     interleave(from.data(), root.frames, root.pieces, root.frame_bytes / root.pieces, to);
     to += root.bytes;

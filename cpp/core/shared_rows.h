@@ -101,7 +101,6 @@ class SharedRows {
     std::byte* base;
     std::int64_t bytes, frames, pieces, frame_bytes;
     std::size_t leaf;
-    Columns column;  // of its frames
     // Where the newest frame begins in a row whose frames follow each other.
     std::int64_t newest() const { return bytes - frame_bytes; }
   };

@@ -192,6 +192,7 @@ class CompactColumns(HostColumns):
         """The row of each slot's outcomes in the columns of their roots."""
         self._heads: Rows = np.empty(num_rows if stacks else 0, np.uint32)
         """The spare row of each slot's stacks, or how they follow from the slots before."""
+        self._most_frames = max((stack.frames for stack in stacks.values()), default=1)
         self._log: deque[tuple[int, Any]] = deque(maxlen=_LOGGED)
         """The number of each last write, and the slots whose rows it may move: first and count, or an array."""
         self._begun = self._done = 0
@@ -443,10 +444,6 @@ class CompactColumns(HostColumns):
         self.apart.watch(outcomes, roots, flags)
         return self._seams
 
-    @property
-    def _most_frames(self) -> int:
-        return max((stack.frames for stack in self.stacks.values()), default=1)
-
     def _seams(self, newest: int, steps: int, streams: int, leaves: list[torch.Tensor]) -> bytes | None:
         return self.apart.seams(newest, steps, streams, self.addresses(leaves))
 
@@ -640,21 +637,18 @@ class CompactStorage(Storage):
         """
         columns = self._once
         if columns is not None:
-            count, start, skipped = (
-                steps * self.rows_per_step
-                for steps in (placement.num_steps, placement.start, placement.skipped)
-            )
-            leaves = _dense(prepared.rows)
-
-            def look() -> int:
-                at = [
-                    leaf.data_ptr() + skipped * field.row_bytes
-                    for leaf, field in zip(leaves, columns.fields, strict=True)
-                ]
-                return columns.apart.reach_of(start, count, at)
-
-            columns.make_room(count, look=look)
+            count = placement.num_steps * self.rows_per_step
+            columns.make_room(count, False, partial(self._reach_of, columns, prepared, placement))
         super().write(prepared, placement, end)
+
+    def _reach_of(self, columns: CompactColumns, prepared: Prepared, placement: Placement) -> int:
+        """Return the row after the last spare row that a write may use, by a look at the rows."""
+        per_step = self.rows_per_step
+        at = [
+            leaf.data_ptr() + placement.skipped * per_step * field.row_bytes
+            for leaf, field in zip(_dense(prepared.rows), columns.fields, strict=True)
+        ]
+        return columns.apart.reach_of(placement.start * per_step, placement.num_steps * per_step, at)
 
     def _put(
         self, rows: Any, slots: torch.Tensor, amended: bool, num_steps: int, end: int, ordered: bool
