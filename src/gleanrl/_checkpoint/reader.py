@@ -267,10 +267,11 @@ class Stored(Segmented):
         Raises:
             CorruptCheckpointError: a file is damaged.
         """
-        columns = self.layout.empty()  # takes memory only where it is written
-        if self.layout.count:
+        layout = self.layout
+        columns = empty_columns(layout.fields, min(layout.step, layout.rows))
+        if layout.count:
             self._read_some(np.arange(1), columns, 0)
-        return [column[: self.layout.step] for column in columns]
+        return columns
 
     def check(self) -> None:
         """Compare the checksums without storing any rows.
