@@ -131,7 +131,9 @@ void bind_columns(nb::module_& m) {
                               heads == 0 ? nullptr : room_at<std::uint32_t>("heads", heads, num_slots));
           },
           "bases"_a, "row_bytes"_a, "outcomes"_a, "roots"_a, "frames"_a, "pieces"_a, "num_slots"_a, "streams"_a,
-          "places"_a, "heads"_a, "Return rows in which an outcome that the following root repeats is stored once.");
+          "places"_a, "heads"_a, "Return rows in which an outcome that the following root repeats is stored once.")
+      .def_static("sharing_limit", &SharedRows::limit, "num_slots"_a, "streams"_a, "stacks"_a,
+                  "The row after the last one that shared rows may ever use.");
 
   nb::class_<SharedRows>(m, "_SharedRows", "Rows in which an outcome that the following root repeats is stored once.")
       .def_prop_ro("num_apart", &SharedRows::num_apart)

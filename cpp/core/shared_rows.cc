@@ -98,16 +98,14 @@ SharedRows::SharedRows(std::vector<std::byte*> bases, std::vector<int64_t> row_b
       bytes_(std::move(row_bytes)),
       size_(num_slots),
       streams_(streams),
+      limit_(limit(num_slots, streams, heads != nullptr)),
       places_(places),
       heads_(heads),
       used_(num_slots + 1),
-      columns_(columns_of(bases_, bytes_, pairs, stacks, limit(num_slots, streams, heads != nullptr))) {
-  if (streams < 1 || num_slots < streams || num_slots >= int64_t{1} << 30 ||
-      limit(num_slots, streams, heads != nullptr) > kFollows) {
+      columns_(columns_of(bases_, bytes_, pairs, stacks, limit_)) {
+  if (streams < 1 || num_slots < streams || num_slots >= int64_t{1} << 30 || limit_ > kFollows) {
     throw std::invalid_argument("SharedRows: expected 1 or more steps, and less than 2^30 rows");
   }
-  const int64_t last = limit(size_, streams_, heads != nullptr);
-  is_outcome_.resize(bases_.size(), false);
   root_of_.resize(bases_.size(), -1);
   for (const auto [outcome, root] : pairs) {
     const auto [frames, pieces] = stacks[root];
@@ -117,20 +115,19 @@ SharedRows::SharedRows(std::vector<std::byte*> bases, std::vector<int64_t> row_b
     }
     if (frames > 1 && heads == nullptr) throw std::invalid_argument("SharedRows: stacks need heads");
     most_ = std::max(most_, frames);
-    is_outcome_[outcome] = true;
     root_of_[outcome] = root_of_[root] = static_cast<int64_t>(roots_.size());
-    pairs_.push_back({outcome, roots_.size()});
-    roots_.push_back({bases_[root], bytes, frames, pieces, bytes / frames, root});
+    roots_.push_back({bases_[root], bytes, frames, pieces, bytes / frames, root, outcome});
     alternate_ = alternate_ || pieces > 1;
   }
   for (size_t leaf = 0; leaf < bases_.size(); ++leaf) {
     all_leaves_.push_back(static_cast<int64_t>(leaf));
     row_bytes_ += bytes_[leaf];
-    if (is_outcome_[leaf] || (root_of(leaf) != nullptr && root_of(leaf)->frames > 1)) continue;
+    const Root* const root = root_of(leaf);
+    if (root != nullptr && (root->outcome == leaf || root->frames > 1)) continue;
     whole_.push_back(leaf);
     memory_.emplace_back(bases_[leaf], row(leaf, size_));
   }
-  for (const Root& root : roots_) memory_.emplace_back(root.base, spare_row(root, last));
+  for (const Root& root : roots_) memory_.emplace_back(root.base, spare_row(root, limit_));
   low_ = memory_.front().first;
   for (const auto& [first, stop] : memory_) {
     low_ = std::min(low_, first);
@@ -180,7 +177,7 @@ int64_t SharedRows::reach_of(int64_t start, int64_t n, Sources src) const {
 
 int64_t SharedRows::reach_by(int64_t needed) const {
   const int64_t more = std::max<int64_t>(needed - static_cast<int64_t>(free_.size()), 0);
-  return std::min(used_ + more, limit(size_, streams_, heads_ != nullptr));
+  return std::min(used_ + more, limit_);
 }
 
 bool SharedRows::overlaps(Sources src) const {
@@ -201,10 +198,9 @@ void SharedRows::check(int64_t n, Sources src) const {
 SharedRows::Sources SharedRows::by_frames(Sources src, int64_t n, Made& made) const {
   if (!alternate_) return src;
   made.leaves.assign(src.begin(), src.end());
-  for (const auto [outcome, number] : pairs_) {
-    const Root& root = roots_[number];
+  for (const Root& root : roots_) {
     if (root.pieces == 1) continue;
-    for (const size_t leaf : {outcome, root.leaf}) {
+    for (const size_t leaf : {root.outcome, root.leaf}) {
       auto& rows = made.rows.emplace_back(static_cast<size_t>(n * root.bytes));
       for (int64_t i = 0; i < n; ++i) {
         separate(src[leaf] + i * root.bytes, root.frames, root.pieces, root.frame_bytes / root.pieces,
@@ -321,9 +317,7 @@ void SharedRows::share(int64_t slot) {
 
 void SharedRows::keep_apart(int64_t slot, Sources src, int64_t i) {
   const int64_t to = places_[slot] > size_ ? places_[slot] : spare();
-  for (const auto [outcome, root] : pairs_) {
-    copy_bytes(spare_row(roots_[root], to), src[outcome] + i * bytes_[outcome], bytes_[outcome]);
-  }
+  for (const Root& root : roots_) copy_bytes(spare_row(root, to), src[root.outcome] + i * root.bytes, root.bytes);
   places_[slot] = static_cast<std::uint32_t>(to);
 }
 
@@ -405,9 +399,8 @@ void SharedRows::write_stacks(int64_t start, int64_t n, Sources src) {
 bool SharedRows::is_repeated(int64_t start, int64_t n, Sources src, int64_t i, bool looks_behind) const {
   const int64_t behind = wrapped(i + streams_);
   if (i + streams_ >= n && !looks_behind) return false;
-  return std::all_of(pairs_.begin(), pairs_.end(), [&](const Shared& pair) {
-    const Root& root = roots_[pair.root];
-    const std::byte* const outcome = src[pair.outcome] + i * root.bytes;
+  return std::all_of(roots_.begin(), roots_.end(), [&](const Root& root) {
+    const std::byte* const outcome = src[root.outcome] + i * root.bytes;
     return behind < n ? equal(outcome, src[root.leaf] + behind * root.bytes, root.bytes)
                       : equals(root, wrapped(start + behind), outcome);
   });
@@ -479,8 +472,8 @@ void SharedRows::gather(std::span<const int64_t> index, std::span<std::byte* con
   std::vector<std::byte*> to;
   for (size_t p = 0; p < leaves.size(); ++p) {
     const auto leaf = static_cast<size_t>(leaves[p]);
-    const bool is_outcome = is_outcome_.at(leaf);
     const Root* const root = root_of(leaf);
+    const bool is_outcome = root != nullptr && root->outcome == leaf;
     if (root == nullptr || root->frames == 1) {
       whole.push_back({leaves[p], is_outcome ? 1 : 0});
       to.push_back(out[p]);

@@ -96,17 +96,13 @@ class SharedRows {
   bool seams(std::int64_t newest, std::int64_t steps, Sources src, std::uint8_t* begins) const;
 
  private:
-  // A root, and its rows.
+  // A root with its outcome, and their rows.
   struct Root {
     std::byte* base;
     std::int64_t bytes, frames, pieces, frame_bytes;
-    std::size_t leaf;
+    std::size_t leaf, outcome;
     // Where the newest frame begins in a row whose frames follow each other.
     std::int64_t newest() const { return bytes - frame_bytes; }
-  };
-  struct Shared {
-    std::size_t outcome;
-    std::size_t root;  // among roots_
   };
   // Copies of sources.
   struct Made {
@@ -116,7 +112,8 @@ class SharedRows {
 
   std::byte* row(std::size_t leaf, std::int64_t number) const { return bases_[leaf] + number * bytes_[leaf]; }
   const Root* root_of(std::size_t leaf) const {
-    return root_of_[leaf] < 0 ? nullptr : &roots_[static_cast<std::size_t>(root_of_[leaf])];
+    const std::int64_t root = root_of_.at(leaf);
+    return root < 0 ? nullptr : &roots_[static_cast<std::size_t>(root)];
   }
   std::byte* spare_row(const Root& root, std::int64_t number) const {
     return root.base + size_ * root.frame_bytes + (number - size_) * root.bytes;
@@ -166,13 +163,11 @@ class SharedRows {
   std::vector<std::byte*> bases_;
   std::vector<std::int64_t> bytes_;
   std::vector<Root> roots_;
-  std::vector<Shared> pairs_;
-  std::vector<bool> is_outcome_;       // of each leaf
   std::vector<std::int64_t> root_of_;  // the position of each outcome's and each root's root among roots_, or -1
   std::vector<Pair> twins_;
   std::vector<std::size_t> whole_, flags_;  // leaves with a row for each slot; end flags
   std::vector<std::int64_t> all_leaves_;
-  std::int64_t size_, streams_, row_bytes_ = 0, most_ = 1;             // most_: of frames
+  std::int64_t size_, streams_, limit_, row_bytes_ = 0, most_ = 1;     // most_: of frames
   std::vector<std::pair<const std::byte*, const std::byte*>> memory_;  // of the columns
   const std::byte *low_ = nullptr, *high_ = nullptr;
   bool alternate_ = false;  // whether pieces of some frames alternate

@@ -118,6 +118,10 @@ class Columns:
             heads: the address of another `num_slots` uint32 numbers, or 0 if there are no stacks.
         """
 
+    @staticmethod
+    def sharing_limit(num_slots: int, streams: int, stacks: bool) -> int:
+        """Return the number of rows that the columns of roots in shared rows need: slots, zeros and spare rows."""
+
 class _SharedRows:
     """Rows of a ring, in which outcomes that the following root repeats, and frames of stacks, are stored once.
 

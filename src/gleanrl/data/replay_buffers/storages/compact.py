@@ -155,11 +155,12 @@ class CompactColumns(HostColumns):
     Args:
         fields: the leaves.
         columns: the column of each leaf; None for outcomes that are stored with their roots. Roots of these have
-            `spare_rows` further rows. The column of a stack holds frames.
+            further rows up to `limit`. The column of a stack holds frames.
         pairs: the outcomes and their roots, by position.
         stacks: the roots that are stacks, by position.
         num_rows: the number of slots.
         streams: the slots of one step. The outcome of a slot is compared with the root so many slots later.
+        limit: the row after the last spare row.
         reach: see `HeapAllocator.sparse`.
     """
 
@@ -173,9 +174,11 @@ class CompactColumns(HostColumns):
         stacks: Mapping[int, FrameStack],
         num_rows: int,
         streams: int,
+        limit: int,
         reach: Callable[[int], None],
     ) -> None:
-        self._pairs, self.stacks, self.streams, self._reach = pairs, stacks, streams, reach
+        self._pairs, self.stacks, self.streams = pairs, stacks, streams
+        self._limit, self._reach = limit, reach
         self._of = dict(pairs)
         self._moving = frozenset([*self._of, *stacks])
         """The leaves whose rows a write of other rows may move."""
@@ -203,8 +206,9 @@ class CompactColumns(HostColumns):
 
     def after_fork(self, lineage: tuple[int, ...]) -> None:
         """Find spare rows that a write of another thread had just taken; the child doesn't finish that write."""
-        self.apart.recount()
-        self._done = self._begun
+        if self._begun != self._done:
+            self.apart.recount()
+            self._done = self._begun
 
     def _register(self) -> None:
         """Make the stores of parts of the columns."""
@@ -376,12 +380,11 @@ class CompactColumns(HostColumns):
         if stop <= self._usable:
             return
         step = _STEP_BYTES // sum(self.fields[root].row_bytes for _, root in self._pairs)
-        most = self.num_rows + spare_rows(self.num_rows, self.streams, bool(self.stacks))
         if look is not None and stop > self._usable + step:
             stop = look()
             if stop <= self._usable:
                 return
-        further = max(stop, min(self._usable + step, most))
+        further = max(stop, min(self._usable + step, self._limit))
         try:
             self._reach(further)
         except CapacityError:
@@ -539,15 +542,6 @@ class ParentsCompactColumns(ColumnStore):
     views = view = check_writable = take = make_room = _refuse  # type: ignore[assignment]
 
 
-def spare_rows(num_rows: int, streams: int, stacks: bool) -> int:
-    """Return how many rows follow the ring: zeros, and the spare rows.
-
-    Each slot has one for its outcomes, and one for its stacks. Spare rows of the step before a write become free only
-    after the write, so a step needs some more.
-    """
-    return 1 + num_rows * (2 if stacks else 1) + streams
-
-
 def compact_store(
     streams: int,
     stacks: Callable[[dict[Path, Field]], Iterable[FrameStack]],
@@ -588,13 +582,15 @@ def compact_store(
         )
     stored = [position for position in range(len(paths)) if position not in pairs]
     own_fields = [found[p].frame(fields[p]) if p in found else fields[p] for p in stored]
-    more = spare_rows(num_rows, streams, bool(found))
+    limit = NativeColumns.sharing_limit(num_rows, streams, bool(found))
     spares = [fields[position].row_bytes if position in pairs.values() else 0 for position in stored]
     assert isinstance(allocate, (HeapAllocator, FileAllocator))
-    columns, reach = allocate.sparse([paths[p] for p in stored], own_fields, num_rows, spares, more)
+    columns, reach = allocate.sparse(
+        [paths[p] for p in stored], own_fields, num_rows, spares, limit - num_rows
+    )
     by_position = dict(zip(stored, columns, strict=True))
     in_order = [by_position.get(p) for p in range(len(paths))]
-    return CompactColumns(fields, in_order, [*pairs.items()], found, num_rows, streams, reach)
+    return CompactColumns(fields, in_order, [*pairs.items()], found, num_rows, streams, limit, reach)
 
 
 class CompactStorage(Storage):
@@ -738,7 +734,8 @@ class CompactStorage(Storage):
             self.check_form(form, value)  # type: ignore[attr-defined]
         streams = torch.Size(value.batch_shape).numel()
         num_rows = self.steps_that_fit(torch.Size(value.batch_shape)) * streams
-        target = self._loading_table(form, streams, num_rows, () if table else stored.first_rows()[1:])
+        looks = table is None and self.compact.stack is None
+        target = self._loading_table(form, streams, num_rows, stored.first_rows()[1:] if looks else ())
         try:
             columns = target.columns
             own = columns.arriving() if isinstance(columns, CompactColumns) else columns.columns

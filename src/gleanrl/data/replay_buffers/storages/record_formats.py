@@ -228,7 +228,7 @@ class TreeFormat(RecordFormat):
 def find_tree_format(data: Any, dims: int, where: str) -> TreeFormat:
     """Return the format of a tree of tensors; see `find_format`."""
     paths_and_leaves, spec = _pytree.tree_flatten_with_path(data, is_leaf=is_tensor_collection)
-    # Each number would become a column of its own, so the next `extend` of such a list would fail.
+    # Each number would become a column, and the next `extend` of such a list would fail.
     if (
         paths_and_leaves
         and isinstance(data, list)
