@@ -34,6 +34,9 @@ LASTING_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkser
 # Ray's client keeps its event loop and its logs open until the process ends.
 LASTING_OF_RAY = ("anon_inode:", "socket:", "pipe:", f"{tempfile.gettempdir()}/ray/")
 
+ENDED = "(ended)"
+"""The command of a process that has ended, reaped or not."""
+
 MAKER = re.compile(r"[a-z]+[_-](\d+)[_-]")
 """Matches the beginning of a name that has the number of the process that created the file."""
 OF_THIS_RUN = {os.getpid()}
@@ -52,8 +55,12 @@ class Holdings:
 
     @classmethod
     def now(cls) -> Holdings:
-        OF_THIS_RUN.update(descendants())
-        files = shared_memory(OF_THIS_RUN) | CREATED & set(os.listdir(SHARED_MEMORY))
+        running = {os.getpid(), *descendants()}
+        OF_THIS_RUN.update(running)
+        # A long run uses all numbers of processes, so another program can get the number of an ended process.
+        reused = OF_THIS_RUN & {int(name) for name in os.listdir("/proc") if name.isdigit()} - running
+        others = {pid for pid in reused if command(pid) != ENDED}
+        files = shared_memory(OF_THIS_RUN - others) | CREATED & set(os.listdir(SHARED_MEMORY))
         return cls(frozenset(children()), Counter(descriptors()), frozenset(files))
 
     def check(self) -> None:
@@ -84,22 +91,26 @@ def children(parent: int | None = None) -> list[int]:
 
 def command(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() or "(ended)"
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() or ENDED
     # ProcessLookupError: the process ended between open and read
     except (FileNotFoundError, ProcessLookupError):
-        return "(ended)"
+        return ENDED
 
 
 def descriptors() -> list[str]:
     """Return the target of each open descriptor of this process, except pytest's unlinked capture files."""
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{name}")
-        except FileNotFoundError:  # the descriptor of the listing itself
-            continue
-        if target not in HARMLESS and not target.startswith((f"/proc/{os.getpid()}/fd", HEAP)):
-            found.append(target)
+    own = (f"/proc/{os.getpid()}/fd", HEAP)
+    return [
+        name for name in open_files(os.getpid()).values() if name not in HARMLESS and not name.startswith(own)
+    ]
+
+
+def open_files(pid: int) -> dict[int, str]:
+    """Return the target of each open descriptor of a process, which may close some meanwhile."""
+    found = {}
+    for descriptor in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):
+            found[int(descriptor)] = os.readlink(f"/proc/{pid}/fd/{descriptor}")
     return found
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from gleanrl._os import fork_server
 from gleanrl.envs import ParallelEnv, PendulumEnv
+from tests import leaks
 from tests.leaks import SHARED_MEMORY, Holdings, shared_memory
 
 OTHER_PROGRAM = """
@@ -77,6 +78,13 @@ def test_files_of_another_program_do_not_count(other_program):
     before.check()
     # Short-lived files, and files that an earlier process with this number left, may be among the found ones.
     assert f"torch_{other_program}_0_0" in shared_memory([other_program])
+
+
+def test_files_of_another_program_with_the_number_of_an_ended_process_do_not_count(
+    other_program, monkeypatch
+):
+    monkeypatch.setattr(leaks, "OF_THIS_RUN", {os.getpid(), other_program})
+    assert f"torch_{other_program}_0_0" not in Holdings.now().shared_memory
 
 
 @pytest.mark.parametrize("name", ["torch_{pid}_12_0", "pym-{pid}-abc", "gleanrl-tests-leak"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ from gleanrl.collectors.distributed import RayCollector
 from gleanrl.envs import Timeouts
 from tests.chaos.drills import SHARE, scaled
 from tests.collectors.distributed.helpers import Says, check_rows, environments, rows
+from tests.leaks import open_files
 
 pytestmark = pytest.mark.timeout(3600)
 
@@ -38,7 +38,7 @@ def test_a_learner_is_killed():
     )
     assert learner.stdout is not None
     nodes = [int(word) for word in learner.stdout.readline().split()]
-    lent = [os.readlink(entry) for entry in Path(f"/proc/{learner.pid}/fd").iterdir() if entry.is_symlink()]
+    lent = open_files(learner.pid).values()
     assert sum("memfd:gleanrl" in name for name in lent) == len(nodes) == 2
     learner.kill()
     learner.wait()
