@@ -63,6 +63,33 @@ def test_rows_without_next_observations_end_before_the_last_row(path: Path):
     assert not steps["next", "terminated"].any()
 
 
+@pytest.mark.parametrize("longest", [1, 3, 30, 300])
+def test_rows_of_a_file_that_is_read_in_many_blocks(path: Path, longest: int):
+    """A block of 1 MB holds 64 of these observations, so episodes lie in one block or in several."""
+    rng, rows = np.random.default_rng(longest), 1000
+    lengths = np.array([1, 2, *rng.integers(1, longest + 1, rows)])
+    ended = np.isin(np.arange(rows), np.cumsum(lengths) - 1)
+    ended[-1] = True
+    observed = rng.normal(size=(rows, 4096)).astype(np.float32)
+    per_row = {"actions": rng.normal(size=(rows, 2)), "rewards": np.arange(rows, dtype=np.float32)}
+    write(
+        path,
+        observations=observed,
+        terminals=ended & False,
+        timeouts=ended,
+        **per_row,
+        **{"infos/qpos": None},
+    )
+    steps = from_hdf5(path)[:]
+    kept = np.flatnonzero(~ended)
+    assert np.array_equal(steps["next", "reward"][:, 0], kept)
+    assert np.array_equal(steps["observation"], observed[kept])
+    assert np.array_equal(steps["next", "observation"], observed[kept + 1])
+    assert np.array_equal(steps["action"], per_row["actions"][kept])
+    episode = np.cumsum(ended) - ended
+    assert np.array_equal(steps["collector", "traj_ids"], -2 - episode[kept])
+
+
 def test_file_with_next_observations_keeps_all_rows(path: Path):
     observations = arrays()["observations"]
     following = np.roll(observations, -1, 0)

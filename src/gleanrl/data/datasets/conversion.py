@@ -272,38 +272,55 @@ def filled(where: str, targets: Sequence[ColumnTarget], rows: int, options: Read
     """
     fields = {to.path: Field(torch.Size(to.source.shape), to.dtype) for to in targets}
     columns = new_columns(where, fields, rows, options)
+    runs: dict[int, Runs] = {}
+    for to in targets:
+        if id(to.chosen) not in runs:
+            runs[id(to.chosen)] = _runs(to)
     of_source: dict[int, list[ColumnTarget]] = {}
     for to in targets:
         of_source.setdefault(id(to.source), []).append(to)
     for group in of_source.values():
         source, at = group[0].source, 0
-        ends = [0] * len(group)
+        arrays = [(to.chosen, runs[id(to.chosen)], array_of(columns[to.path])) for to in group]
         for block in source.blocks():
-            for number, to in enumerate(group):
-                chosen = None if to.chosen is None else to.chosen[at : at + len(block)]
-                ends[number] = _copy_rows(block, chosen, array_of(columns[to.path]), ends[number])
+            for chosen, kept, array in arrays:
+                _copy_rows(block, at, chosen, kept, array)
             at += len(block)
         if at != source.rows:
             raise DatasetError(f"{source.where}: expected {source.rows} rows, got {at}; the file is damaged")
     return columns
 
 
-def _copy_rows(block: Array, chosen: Array | None, column: Array, start: int) -> int:
-    """Copy the kept rows of a block into a column from row `start` on; return the row behind them."""
-    if chosen is None or chosen.all():
-        column[start : start + len(block)] = block
-        return start + len(block)
-    count = int(np.count_nonzero(chosen))
-    edges = np.flatnonzero(np.diff(chosen)) + 1
-    if len(edges) * 16 > len(chosen):
-        column[start : start + count] = block[chosen]
-        return start + count
-    bounds = [0, *edges.tolist(), len(chosen)]
-    first = 0 if chosen[0] else 1
-    for begin, end in zip(bounds[first:-1:2], bounds[first + 1 :: 2], strict=True):
-        column[start : start + end - begin] = block[begin:end]
-        start += end - begin
-    return start
+class Runs(NamedTuple):
+    """The runs of consecutive rows that a column takes from its source: arrays ``(runs,)`` int64."""
+
+    begin: Array
+    end: Array
+    shift: Array
+    """The row of the column minus the row of the source."""
+
+
+def _runs(to: ColumnTarget) -> Runs:
+    if to.chosen is None:
+        return Runs(np.array([0]), np.array([to.source.rows]), np.array([0]))
+    edges = np.flatnonzero(np.diff(to.chosen, prepend=False, append=False))
+    begin, end = edges[::2], edges[1::2]
+    left_out = begin.copy()
+    left_out[1:] -= end[:-1]
+    return Runs(begin, end, -np.cumsum(left_out))
+
+
+def _copy_rows(block: Array, at: int, chosen: Array | None, runs: Runs, column: Array) -> None:
+    """Copy the kept rows of a block, which begins with row `at` of its source, into a column."""
+    end = at + len(block)
+    near = slice(np.searchsorted(runs.end, at, "right"), np.searchsorted(runs.begin, end))
+    begins, ends = np.maximum(runs.begin[near], at), np.minimum(runs.end[near], end)
+    if chosen is not None and len(begins) * 32 > len(block):
+        start = begins[0] + runs.shift[near][0]
+        column[start : start + (ends - begins).sum()] = block[chosen[at:end]]
+        return
+    for begin, stop, shift in zip(begins.tolist(), ends.tolist(), runs.shift[near].tolist(), strict=True):
+        column[begin + shift : stop + shift] = block[begin - at : stop - at]
 
 
 def free_ids(ids: Array) -> Array:
@@ -382,7 +399,8 @@ def convert(
             f"{where}: expected done where a step is terminated or truncated, got other flags in row {row}"
         )
     if numbers is None:
-        numbers = _FIRST_ID - (np.cumsum(ends) - ends)
+        lengths = np.diff(np.flatnonzero(ends), prepend=-1)
+        numbers = np.repeat(_FIRST_ID - np.arange(len(lengths)), lengths)
     else:
         numbers = free_ids(numbers)
 
