@@ -57,6 +57,12 @@ def test_last_rows_without_a_next_observation_are_dropped():
     assert buffer.verify().ok and buffer.episodes().length.tolist() == [3, 2, 2]
 
 
+def test_a_single_row_without_a_next_observation_is_refused():
+    for ended in (True, False):
+        with pytest.raises(DatasetError, match="at least one step with a known next observation, got none"):
+            from_arrays({"observation": [1.0], "terminated": [ended]})
+
+
 def test_given_next_observations_keep_every_row_and_flag():
     following = np.arange(ROWS)[:, None] * [1, 10] + [1, 10]
     given = arrays()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from gleanrl.data import LazyTensorStorage, ReplayBuffer, from_hdf5
 from gleanrl.data.datasets import D4RLExperienceReplay
 from gleanrl.data.replay_buffers.checkpointers import H5StorageCheckpointer
 from gleanrl.errors import DatasetError, IncompatibleCheckpointError, InvalidArgumentError, UnsupportedError
+from tests.conversions import during_conversion
 
 h5py = pytest.importorskip("h5py")
 ROWS = 12
@@ -251,6 +253,14 @@ def forge_size(file: Any, tmp_path: Path) -> None:
     file.create_dataset("actions", (1 << 60,), "f4", chunks=(1 << 20,), compression="gzip")
 
 
+def forge_size_beside_zero(file: Any, tmp_path: Path) -> None:
+    file.create_dataset("actions", (ROWS, 1 << 62, 0), "f4")
+
+
+def forge_array_type(file: Any, tmp_path: Path) -> None:
+    file.create_dataset("actions", (ROWS,), np.dtype(("f4", (2,))))
+
+
 def forge_cycle(file: Any, tmp_path: Path) -> None:
     file["actions"] = arrays()["actions"]
     group = file.create_group("infos")
@@ -265,6 +275,8 @@ def forge_cycle(file: Any, tmp_path: Path) -> None:
         (forge_external_data, "'actions'.*another file"),
         (forge_virtual, "'actions'.*another file"),
         (forge_size, "'actions'.*got the shape \\(1152921504606846976,\\) in 0 bytes"),
+        (forge_size_beside_zero, "'actions'.*got the shape \\(12, 4611686018427387904, 0\\) in 0 bytes"),
+        (forge_array_type, "'actions'.*expected numbers or strings, got arrays .* as single values"),
         (forge_cycle, "at most 16 levels"),
     ],
 )
@@ -276,6 +288,38 @@ def test_forged_files_are_refused_before_memory_is_taken(
         forge(file, tmp_path)
     with pytest.raises(DatasetError, match=message):
         from_hdf5(path)
+
+
+def test_external_data_behind_an_address_in_the_file_are_refused(path: Path, tmp_path: Path):
+    """HDF5 reads the other file, whatever the address says."""
+    write(path, actions=None)
+    with h5py.File(path, "a") as file:
+        forge_external_data(file, tmp_path)
+    content, unset = path.read_bytes(), b"\x03\x01" + b"\xff" * 8
+    assert content.count(unset) == 1
+    path.write_bytes(content.replace(unset, unset[:2] + (2048).to_bytes(8, "little")))
+    with h5py.File(path) as file:
+        assert file["actions"].id.get_offset() == 2048
+    with pytest.raises(DatasetError, match="'actions'.*another file"):
+        from_hdf5(path)
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(path: Path):
+    write(path)
+    message = r"hopper.*was changed while it was read"
+    with (
+        during_conversion(lambda: os.truncate(path, path.stat().st_size // 2)),
+        pytest.raises(DatasetError, match=message),
+    ):
+        from_hdf5(path)
+
+
+def test_a_new_file_in_the_place_of_the_one_that_is_read_does_not_matter(path: Path, tmp_path: Path):
+    wrote = write(path)
+    (tmp_path / "new").write_bytes(b"other")
+    with during_conversion(lambda: os.replace(tmp_path / "new", path)):
+        buffer = from_hdf5(path)
+    assert np.array_equal(buffer[:]["action"], wrote["actions"][[0, 1, 2, 4, 5, 6, 7, 9, 10]])
 
 
 def test_d4rl_class_finds_the_file_by_name(path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from gleanrl.data import from_lerobot, from_parquet
 from gleanrl.errors import DatasetError
+from tests.conversions import during_conversion
 from tests.lerobots import ROWS, STATE, arrow, columns, feature, info, parquet, second, third
 
 
@@ -160,3 +162,21 @@ def test_bad_parquet_files_are_refused(tmp_path: Path):
     parquet.write_table(arrow.table(columns()).slice(0, 0), path)
     with pytest.raises(DatasetError, match="at least one row"):
         from_parquet(path, episode="episode_index")
+
+
+@pytest.mark.parametrize("change", ["cut", "overwrite"])
+def test_a_parquet_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, change: str):
+    rows, path = 20_000, tmp_path / "rows.parquet"
+    flags = {"terminated": np.arange(rows) % 10 == 9, "truncated": np.zeros(rows, bool)}
+    values = np.random.default_rng(0).normal(size=rows)
+    parquet.write_table(arrow.table({"observation": values, "reward": values, **flags}), path)
+
+    def written() -> None:
+        if change == "cut":
+            os.truncate(path, path.stat().st_size // 4)
+        else:
+            with path.open("r+b") as file:
+                file.write(bytes(100_000))
+
+    with during_conversion(written), pytest.raises(DatasetError, match=r"rows\.parquet"):
+        from_parquet(path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -253,6 +254,24 @@ def buffer_of(storage: TensorStorage, options: ReadOptions) -> TensorDictReplayB
     return TensorDictReplayBuffer(storage=storage, writer=ImmutableDatasetWriter(), **options.buffer)
 
 
+def written_since(path: str | os.PathLike[str]) -> Callable[[], None]:
+    """Return a function that raises `DatasetError` if the file at a path has been written to since this call.
+
+    Rows that are read after that may be wrong. A new file in its place doesn't matter, because the old one stays open.
+    """
+    before = os.stat(path)
+
+    def check() -> None:
+        now = os.stat(path) if os.path.exists(path) else before
+        if now.st_ino == before.st_ino and (now.st_size, now.st_mtime_ns) != (
+            before.st_size,
+            before.st_mtime_ns,
+        ):
+            raise DatasetError(f"{path}: the file was changed while it was read; read it again")
+
+    return check
+
+
 def refuse(where: str, **arguments: Any) -> None:
     """Raise `UnsupportedError` for an argument of TorchRL's data sets that isn't False or None."""
     for name, value in arguments.items():
@@ -419,7 +438,7 @@ def convert(
         chosen = ~ends
         cut = ends[1:] & chosen[:-1]
         if unfinished:
-            cut[-1] = False
+            cut[-1:] = False
         truncated = truncated.copy()
         truncated[:-1] |= cut & ~terminated[:-1]
         if (lost := int(np.count_nonzero(terminated & ends))) and REWARD in sources:

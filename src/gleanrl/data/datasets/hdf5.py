@@ -29,6 +29,7 @@ from gleanrl.data.datasets.conversion import (
     end_mask,
     refuse,
     stored_dtype,
+    written_since,
 )
 from gleanrl.data.replay_buffers.export import D4RL, DESCRIPTION
 from gleanrl.data.replay_buffers.presets import TensorDictReplayBuffer
@@ -65,6 +66,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Any]:
             f"{path}: expected a data set, got a checkpoint of a buffer; load it by the buffer's loads(), and write "
             "it by to_hdf5()"
         )
+    check_file = written_since(path)
     try:
         file = h5py.File(path, "r", rdcc_nbytes=_CACHE_BYTES)
     except OSError as cause:
@@ -75,6 +77,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Any]:
     with file:
         try:
             yield file
+            check_file()  # HDF5 reads zeros behind the end of a file
         except (OSError, RuntimeError, LookupError, ValueError, TypeError) as cause:
             if isinstance(cause, (GleanError, FileNotFoundError)) or not _is_h5py(cause):
                 raise
@@ -138,19 +141,6 @@ def check(where: str, dataset: Any) -> None:
     """
     if not isinstance(dataset, _util.h5py().Dataset):
         raise DatasetError(f"{where}: expected an array, got {type(dataset).__name__}")
-    # Most arrays are contiguous and have an offset in this file. A look at that takes a tenth of the time.
-    if dataset.id.get_offset() is None:
-        _check_layout(where, dataset)
-    size = None if dataset.shape is None else dataset.nbytes
-    if size is None or size > _SMALL_BYTES:
-        stored = dataset.id.get_storage_size()
-        if size is None or size > _MOST_RATIO * stored:
-            raise DatasetError(
-                f"{where}: expected as many values as the file holds, got the shape {dataset.shape} in {stored} bytes"
-            )
-
-
-def _check_layout(where: str, dataset: Any) -> None:
     plan, layouts = dataset.id.get_create_plist(), _util.h5py().h5d
     layout = plan.get_layout()
     if layout == layouts.VIRTUAL or (layout == layouts.CONTIGUOUS and plan.get_external_count()):
@@ -162,6 +152,15 @@ def _check_layout(where: str, dataset: Any) -> None:
             f"{where}: expected HDF5's own filters, got the numbers {sorted(filters - _FILTERS)}; rewrite the file "
             "by h5repack"
         )
+    shape, size = dataset.shape, None
+    if shape is not None:  # A length of 0 counts as 1, because torch multiplies the other ones, too.
+        size = math.prod(length or 1 for length in shape) * dataset.dtype.itemsize
+    if size is None or size > _SMALL_BYTES:
+        stored = dataset.id.get_storage_size()
+        if size is None or size > _MOST_RATIO * stored:
+            raise DatasetError(
+                f"{where}: expected as many values as the file holds, got the shape {shape} in {stored} bytes"
+            )
 
 
 def source_of(where: str, dataset: Any) -> RowSource:
@@ -174,6 +173,11 @@ def source_of(where: str, dataset: Any) -> RowSource:
     if kind.kind == "O":
         raise DatasetError(
             f"{where}: expected rows of one length, got rows of different lengths or references"
+        )
+    if kind.subdtype is not None:
+        raise DatasetError(
+            f"{where}: expected numbers or strings, got arrays {kind} as single values; write them as further "
+            "dimensions of the dataset"
         )
     dtype = stored_dtype(where, kind)
     native = kind.newbyteorder("=")

@@ -39,6 +39,7 @@ from gleanrl.data.datasets.conversion import (
     refuse,
     storage_of,
     stored_dtype,
+    written_since,
 )
 from gleanrl.data.datasets.parquet import image, read_json, rows_of, typed
 from gleanrl.data.replay_buffers.export import DESCRIPTION
@@ -429,20 +430,24 @@ class _ArrowReader(_EpisodeReader):
     def _opened(self, number: int) -> Iterator[tuple[Any, int, Callable[[str], Iterator[Any]]]]:
         """Give the schema of an episode's file, its number of rows, and a function that yields a column's arrays."""
         path = self._file(number)
+        # Files aren't mapped: the process would be killed if another one cut a file meanwhile.
         with typed(os.fspath(path)):
+            check_file = written_since(path)
             if self._kind == "parquet":
-                file = _util.pyarrow_parquet().ParquetFile(path, memory_map=True)
+                file = _util.pyarrow_parquet().ParquetFile(path)
 
                 def arrays(name: str) -> Iterator[Any]:
                     with typed(os.fspath(path)):
                         for batch in file.iter_batches(_BATCH_ROWS, columns=[name], use_threads=False):
                             yield batch.column(0)
+                        check_file()
 
                 yield file.schema_arrow, file.metadata.num_rows, arrays
             else:
                 arrow = _util.pyarrow()
-                opened = arrow.ipc.open_file(arrow.memory_map(os.fspath(path)))
+                opened = arrow.ipc.open_file(arrow.OSFile(os.fspath(path)))
                 batches = [opened.get_batch(number) for number in range(opened.num_record_batches)]
+                check_file()
                 yield (
                     opened.schema,
                     sum(batch.num_rows for batch in batches),

@@ -24,6 +24,7 @@ from gleanrl.data.datasets.conversion import (
     convert,
     described,
     stored_dtype,
+    written_since,
 )
 from gleanrl.data.datasets.videos import Clip, video_source
 from gleanrl.data.replay_buffers.export import DESCRIPTION
@@ -120,13 +121,13 @@ class _ParquetFiles:
             if path.is_symlink() or not path.is_file():
                 raise DatasetError(f"{where}: expected {path} to be a file in the folder, got none or a link")
             with typed(str(path)):
-                self._opened.append(
-                    (path, _util.pyarrow_parquet().ParquetFile(path, memory_map=True, pre_buffer=False))
-                )
+                check_file = written_since(path)
+                file = _util.pyarrow_parquet().ParquetFile(path, pre_buffer=False)
+                self._opened.append((path, file, check_file))
         if not self._opened:
             raise DatasetError(f"{where}: expected Parquet files, got none")
         self.schema = self._opened[0][1].schema_arrow
-        for path, file in self._opened:
+        for path, file, _ in self._opened:
             if not file.schema_arrow.equals(self.schema):
                 expected, found = (
                     {f"{column.name}: {column.type}" for column in schema}
@@ -144,7 +145,7 @@ class _ParquetFiles:
                     f"{path}: expected as many values as the file holds, got {file.metadata.num_rows} rows in "
                     f"{path.stat().st_size} bytes"
                 )
-        self.rows = sum(file.metadata.num_rows for _, file in self._opened)
+        self.rows = sum(file.metadata.num_rows for _, file, _ in self._opened)
         if not self.rows:
             raise DatasetError(f"{where}: expected at least one row, got none")
 
@@ -154,10 +155,11 @@ class _ParquetFiles:
 
     def arrays(self, column: str) -> Iterator[Any]:
         """Yield the Arrow arrays of one column, in order."""
-        for path, file in self._opened:
+        for path, file, check_file in self._opened:
             with typed(f"{path}: {column!r}"):
                 for batch in file.iter_batches(self._step(file), columns=[column], use_threads=False):
                     yield batch.column(0)
+                check_file()
 
     def _step(self, file: Any) -> int:
         widths = [file.metadata.row_group(0).total_byte_size // max(1, file.metadata.row_group(0).num_rows)]
