@@ -291,7 +291,7 @@ def filled(where: str, targets: Sequence[ColumnTarget], rows: int, options: Read
     """
     fields = {to.path: Field(torch.Size(to.source.shape), to.dtype) for to in targets}
     columns = new_columns(where, fields, rows, options)
-    runs: dict[int, Runs] = {}
+    runs: dict[int, RowRuns] = {}
     for to in targets:
         if id(to.chosen) not in runs:
             runs[id(to.chosen)] = _runs(to)
@@ -302,15 +302,15 @@ def filled(where: str, targets: Sequence[ColumnTarget], rows: int, options: Read
         source, at = group[0].source, 0
         arrays = [(to.chosen, runs[id(to.chosen)], array_of(columns[to.path])) for to in group]
         for block in source.blocks():
-            for chosen, kept, array in arrays:
-                _copy_rows(block, at, chosen, kept, array)
+            for chosen, row_runs, array in arrays:
+                _copy_rows(block, at, chosen, row_runs, array)
             at += len(block)
         if at != source.rows:
             raise DatasetError(f"{source.where}: expected {source.rows} rows, got {at}; the file is damaged")
     return columns
 
 
-class Runs(NamedTuple):
+class RowRuns(NamedTuple):
     """The runs of consecutive rows that a column takes from its source: arrays ``(runs,)`` int64."""
 
     begin: Array
@@ -319,26 +319,26 @@ class Runs(NamedTuple):
     """The row of the column minus the row of the source."""
 
 
-def _runs(to: ColumnTarget) -> Runs:
+def _runs(to: ColumnTarget) -> RowRuns:
     if to.chosen is None:
-        return Runs(np.array([0]), np.array([to.source.rows]), np.array([0]))
+        return RowRuns(np.array([0]), np.array([to.source.rows]), np.array([0]))
     edges = np.flatnonzero(np.diff(to.chosen, prepend=False, append=False))
     begin, end = edges[::2], edges[1::2]
     left_out = begin.copy()
     left_out[1:] -= end[:-1]
-    return Runs(begin, end, -np.cumsum(left_out))
+    return RowRuns(begin, end, -np.cumsum(left_out))
 
 
-def _copy_rows(block: Array, at: int, chosen: Array | None, runs: Runs, column: Array) -> None:
+def _copy_rows(block: Array, at: int, chosen: Array | None, runs: RowRuns, column: Array) -> None:
     """Copy the kept rows of a block, which begins with row `at` of its source, into a column."""
     end = at + len(block)
-    near = slice(np.searchsorted(runs.end, at, "right"), np.searchsorted(runs.begin, end))
-    begins, ends = np.maximum(runs.begin[near], at), np.minimum(runs.end[near], end)
+    touched = slice(np.searchsorted(runs.end, at, "right"), np.searchsorted(runs.begin, end))
+    begins, ends = np.maximum(runs.begin[touched], at), np.minimum(runs.end[touched], end)
     if chosen is not None and len(begins) * 32 > len(block):
-        start = begins[0] + runs.shift[near][0]
+        start = begins[0] + runs.shift[touched][0]
         column[start : start + (ends - begins).sum()] = block[chosen[at:end]]
         return
-    for begin, stop, shift in zip(begins.tolist(), ends.tolist(), runs.shift[near].tolist(), strict=True):
+    for begin, stop, shift in zip(begins.tolist(), ends.tolist(), runs.shift[touched].tolist(), strict=True):
         column[begin + shift : stop + shift] = block[begin - at : stop - at]
 
 
