@@ -162,7 +162,7 @@ def adversarial(frames: int) -> dict[str, TensorDict]:
         "truncated without a flag": stream(
             [[*range(10 * e, 10 * e + 9)] for e in range(8)], frames, flagged=False
         ),
-        "interleaved": torch.stack([usual, usual.flip(0)], 1).reshape(-1),
+        "interleaved": torch.stack([usual, usual[torch.arange(len(usual)).flip(0)]], 1).reshape(-1),
         "autoreset rows": autoreset,
         "several steps ahead": ahead,
     }
