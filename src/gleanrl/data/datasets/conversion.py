@@ -11,6 +11,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -262,12 +263,11 @@ def written_since(path: str | os.PathLike[str]) -> Callable[[], None]:
     before = os.stat(path)
 
     def check() -> None:
-        now = os.stat(path) if os.path.exists(path) else before
-        if now.st_ino == before.st_ino and (now.st_size, now.st_mtime_ns) != (
-            before.st_size,
-            before.st_mtime_ns,
-        ):
-            raise DatasetError(f"{path}: the file was changed while it was read; read it again")
+        with suppress(FileNotFoundError):
+            now = os.stat(path)
+            same = (now.st_size, now.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+            if now.st_ino == before.st_ino and not same:
+                raise DatasetError(f"{path}: the file was changed while it was read; read it again")
 
     return check
 
@@ -292,18 +292,17 @@ def filled(where: str, targets: Sequence[ColumnTarget], rows: int, options: Read
     fields = {to.path: Field(torch.Size(to.source.shape), to.dtype) for to in targets}
     columns = new_columns(where, fields, rows, options)
     runs: dict[int, RowRuns] = {}
-    for to in targets:
-        if id(to.chosen) not in runs:
-            runs[id(to.chosen)] = _runs(to)
     of_source: dict[int, list[ColumnTarget]] = {}
     for to in targets:
+        if id(to.chosen) not in runs:
+            runs[id(to.chosen)] = RowRuns.of(to)
         of_source.setdefault(id(to.source), []).append(to)
     for group in of_source.values():
         source, at = group[0].source, 0
-        arrays = [(to.chosen, runs[id(to.chosen)], array_of(columns[to.path])) for to in group]
+        arrays = [(runs[id(to.chosen)], array_of(columns[to.path])) for to in group]
         for block in source.blocks():
-            for chosen, row_runs, array in arrays:
-                _copy_rows(block, at, chosen, row_runs, array)
+            for row_runs, array in arrays:
+                row_runs.copy(block, at, array)
             at += len(block)
         if at != source.rows:
             raise DatasetError(f"{source.where}: expected {source.rows} rows, got {at}; the file is damaged")
@@ -311,35 +310,38 @@ def filled(where: str, targets: Sequence[ColumnTarget], rows: int, options: Read
 
 
 class RowRuns(NamedTuple):
-    """The runs of consecutive rows that a column takes from its source: arrays ``(runs,)`` int64."""
+    """The runs of consecutive rows that columns take from a source: arrays ``(runs,)`` int64."""
 
     begin: Array
     end: Array
     shift: Array
     """The row of the column minus the row of the source."""
+    chosen: Array | None
+    """See `ColumnTarget`."""
 
+    @classmethod
+    def of(cls, to: ColumnTarget) -> RowRuns:
+        """Return the runs of the rows that a column takes."""
+        if to.chosen is None:
+            return cls(np.array([0]), np.array([to.source.rows]), np.array([0]), None)
+        edges = np.flatnonzero(np.diff(to.chosen, prepend=False, append=False))
+        begin, end = edges[::2], edges[1::2]
+        left_out = begin.copy()
+        left_out[1:] -= end[:-1]
+        return cls(begin, end, -np.cumsum(left_out), to.chosen)
 
-def _runs(to: ColumnTarget) -> RowRuns:
-    if to.chosen is None:
-        return RowRuns(np.array([0]), np.array([to.source.rows]), np.array([0]))
-    edges = np.flatnonzero(np.diff(to.chosen, prepend=False, append=False))
-    begin, end = edges[::2], edges[1::2]
-    left_out = begin.copy()
-    left_out[1:] -= end[:-1]
-    return RowRuns(begin, end, -np.cumsum(left_out))
-
-
-def _copy_rows(block: Array, at: int, chosen: Array | None, runs: RowRuns, column: Array) -> None:
-    """Copy the kept rows of a block, which begins with row `at` of its source, into a column."""
-    end = at + len(block)
-    touched = slice(np.searchsorted(runs.end, at, "right"), np.searchsorted(runs.begin, end))
-    begins, ends = np.maximum(runs.begin[touched], at), np.minimum(runs.end[touched], end)
-    if chosen is not None and len(begins) * 32 > len(block):
-        start = begins[0] + runs.shift[touched][0]
-        column[start : start + (ends - begins).sum()] = block[chosen[at:end]]
-        return
-    for begin, stop, shift in zip(begins.tolist(), ends.tolist(), runs.shift[touched].tolist(), strict=True):
-        column[begin + shift : stop + shift] = block[begin - at : stop - at]
+    def copy(self, block: Array, at: int, column: Array) -> None:
+        """Copy the kept rows of a block, which begins with row `at` of the source, into a column."""
+        end = at + len(block)
+        touched = slice(np.searchsorted(self.end, at, "right"), np.searchsorted(self.begin, end))
+        begins, ends = np.maximum(self.begin[touched], at), np.minimum(self.end[touched], end)
+        shifts = self.shift[touched]
+        if self.chosen is not None and len(begins) * 32 > len(block):
+            start = begins[0] + shifts[0]
+            column[start : start + (ends - begins).sum()] = block[self.chosen[at:end]]
+            return
+        for begin, stop, shift in zip(begins.tolist(), ends.tolist(), shifts.tolist(), strict=True):
+            column[begin + shift : stop + shift] = block[begin - at : stop - at]
 
 
 def free_ids(ids: Array) -> Array:

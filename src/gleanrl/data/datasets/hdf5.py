@@ -52,7 +52,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Any]:
     """Open an HDF5 file for reading.
 
     Raises:
-        DatasetError: the file is damaged, or it isn't an HDF5 file.
+        DatasetError: the file is damaged, it changes meanwhile, or it isn't an HDF5 file.
         FileNotFoundError: there is no such file.
         MissingLibraryError: h5py isn't installed.
     """
@@ -204,7 +204,7 @@ def _blocks(dataset: Any, shape: tuple[int, ...], kind: np.dtype[Any]) -> Iterat
             step = max(1, _MOST_BLOCK_BYTES // width)
     # One array for all blocks: new memory for each would cost as much as the copy into the columns.
     block = np.empty((min(step, rows), *shape[1:]), kind)
-    # HDF5's own calls take a quarter of the time of read_direct, which makes three objects for each block.
+    # read_direct would make three objects for each block.
     chosen, spaces = dataset.id.get_space(), _util.h5py().h5s
     for start in range(0, rows, step):
         part = block[: min(step, rows - start)]
